@@ -1,4 +1,8 @@
-// What the decoding of quantised caches, and that of few rows in 16 bits, is compiled for, and its launch.
+// attention_decode: decoding over quantized caches, and of up to 16 rows for each kv head over 16-bit keys.
+//
+// The entries attention_decode.* call it with the kernel that attention_choice.cpp chose, and attention_decode_m64 for
+// the short sequences of ragged calls. A call reads K and V once and writes dv + 8 floats for each row and split;
+// attention_combine, or a cluster of the splits' thread blocks, combines these.
 #include <array>
 
 #include "cuda/kernels/decode_same_keys.cuh"
@@ -7,18 +11,19 @@
 namespace rapt::cuda {
 namespace {
 
-// Of an element of k or v; i4x2 has two codes in one.
+// Bytes of an element of k or v; a byte of i4x2 holds two codes.
 int bytes_of(DType kv_type) {
   return only(kv_type) & kFloatTypes ? 2 : 1;
 }
 
-// In units of so many elements.
+// Strides in units of `unit` elements.
 ShortStrides short_strides(const Strides& s, std::int64_t unit) {
   const auto count = [&](std::int64_t stride) { return static_cast<std::uint32_t>(stride / unit); };
   return {count(s.b), count(s.h), count(s.s), count(s.d)};
 }
 
-// Rows of `size` codes of k or v, whose tiles have so many bytes. Raises `slot_bytes` to what they take with scales.
+// k or v, with rows of `size` elements and tiles of `tile_bytes`. Raises `slot_bytes` to what a tile takes with its
+// scales and zeros.
 DecodeOperand side_of(const void* data, DType type, const Strides& stride, std::int64_t size, const Quantization& quant,
                       int step_keys, int tile_bytes, int& slot_bytes) {
   DecodeOperand side{.data = static_cast<const std::uint8_t*>(data), .stride = stride, .quant = quant};
@@ -33,13 +38,13 @@ DecodeOperand side_of(const void* data, DType type, const Strides& stride, std::
         side.grouped ? static_cast<int>(std::min<std::int64_t>(unit * kGroupUnit, size - 1) / quant.group) : 0;
   const int bytes = element == 1 ? std::max(side.groups, 1) * step_keys * 4 : 0;
   side.scale_at = tile_bytes, side.zero_at = tile_bytes + bytes;
-  const std::int64_t kAligned = element == 1 ? 256 : 512;  // as long as the longest row
+  const std::int64_t kAligned = element == 1 ? 256 : 512;  // the longest row
   const std::int64_t end = tile_bytes + (quant.zero ? 2 * bytes : bytes);
   slot_bytes = std::max(slot_bytes, static_cast<int>(ceil_div(end, kAligned) * kAligned));
   return side;
 }
 
-// Whether rows are whole times 16 bytes, and 32 bits count these and their scales.
+// Whether rows are multiples of 16 bytes, and 32 bits address them and their scales.
 bool is_simple(const AttentionParams& p, const DecodeOperand& side) {
   const std::int64_t entries = p.page_size > 0 && !p.ring ? p.page_count : p.b;
   const std::int64_t rows = p.page_size > 0 ? p.page_size : std::max(p.sk, p.total_k);
@@ -53,7 +58,7 @@ bool is_simple(const AttentionParams& p, const DecodeOperand& side) {
          fits(q.zero_stride, side.groups, 1);
 }
 
-// The same of queries, whose numbers lie side by side in eights.
+// The same of queries, which are read 8 elements at a time.
 void set_queries(const AttentionParams& p, DecodeParams& params) {
   const std::int64_t bytes = p.q_type == DType::f32 ? 4 : p.q_type == DType::f8e4m3 ? 1 : 2, unit = 16 / bytes;
   const Strides& s = p.q_stride;
@@ -62,33 +67,33 @@ void set_queries(const AttentionParams& p, DecodeParams& params) {
   params.vector_queries = is_vector(p.q, s, bytes) && p.d % 8 == 0 && end < unit << 32;
 }
 
-// Whether all rows of each sequence see the same keys, whatever its length.
+// Whether all rows of a sequence see the same keys, whatever its length.
 bool rows_see_same_keys(const AttentionParams& p) {
   const bool open = p.score.left == kOpen && p.score.right == kOpen;
   return p.total_q < 0 && p.total_k < 0 && p.sq > 0 && p.sq <= p.score.modifier_rows && (p.sq == 1 || open);
 }
 
-// Whether attention_decode_same_keys does it: all rows of a sequence see the same keys, which lie in rows of whole
-// times 16 bytes, as queries do, in pages of whole times 16 keys; and scores need no more than a scale.
+// Whether attention_decode_same_keys takes the call: all rows of a sequence see the same keys, rows of q, k and v are
+// multiples of 16 bytes, pages are multiples of 16 keys, and scores need no more than a scale.
 bool takes_same_keys(const DecodeParams& params) {
   const AttentionParams& p = params.p;
-  constexpr std::int64_t kMax = 65535;  // of some coordinates of a grid
+  constexpr std::int64_t kMax = 65535;  // the limit of a grid's y and z
   const bool finds_keys = !params.in_blocks || (!p.ring && p.page_size % 16 == 0);
   return (params.grid.same_keys || rows_see_same_keys(p)) && finds_keys && params.vector && params.vector_queries &&
          !params.modified && !params.scaled_queries && !params.overlap_previous && std::max(p.hk, p.b) <= kMax;
 }
 
-// Whether `count` clusters of `cluster` thread blocks fill no more than half of the room that there is: a cluster
-// starts only where all of its thread blocks have room.
+// Whether `count` clusters of `cluster` thread blocks take at most half of the room: a cluster starts only when all of
+// its thread blocks have room.
 template <class C>
 bool have_room(std::int64_t cluster, std::int64_t count) {
   return cluster <= kMaxCombineCluster && 2 * cluster * count <= C::kBlocks * multiprocessors();
 }
 
-// Over how many thread blocks a kv head's splits go; with several tiles of rows, each tile counts as a head. As few as
-// read memory at its full rate, about `least` on each multiprocessor, which has room for `most`, if then the busiest
-// multiprocessor has at most a ninth more to read than their mean. Else each split has its own. Where even one to a
-// head is more than there is room for, it is one: the rest follows when these are done.
+// How many thread blocks share a kv head's splits; each tile of rows counts as a head. The fewest that read memory at
+// its full rate, about min_blocks on each multiprocessor, which has room for max_blocks, provided that the busiest
+// multiprocessor reads at most a ninth more than the mean. Otherwise one block for each split. If even one block for
+// each head exceeds the room, one: the others follow when these end.
 int blocks_of_head(std::int64_t heads, int splits, int min_blocks, int max_blocks) {
   const std::int64_t processors = multiprocessors();
   if (heads > max_blocks * processors) return 1;
@@ -99,9 +104,9 @@ int blocks_of_head(std::int64_t heads, int splits, int min_blocks, int max_block
   return splits;
 }
 
-// The same where only the GPU knows how long sequences are. They may be far shorter than there is room for: so there
-// are as many as run at once. And some may be far longer than others: so none has much more than kEnoughKeys. But
-// thread blocks without keys take time, too.
+// The same where only the GPU knows the lengths. Sequences may be far shorter than the largest, so as many blocks as
+// run at once; and far longer than others, so none with much more than kEnoughKeys keys. But blocks without keys take
+// time, too.
 template <class C>
 std::int64_t blocks_of_any(const AttentionParams& p, std::int64_t heads, std::int64_t splits) {
   constexpr std::int64_t kEnoughKeys = 2048, kMaxBlocks = 2048, kFewest = 4;
@@ -121,9 +126,9 @@ cudaError_t launch_same_keys(DecodeParams& params, std::int64_t tiles, int share
   params.splits = same_keys
                       ? static_cast<int>(std::max<std::int64_t>(ceil_div(params.grid.all_keys, params.grid.keys), 1))
                       : params.partials.splits;
-  // Where arithmetic takes the time, one split to a thread block is faster: warps wait for each other at the end of
-  // each. And where keys have fewer columns than the kernel, the zeros beside them in the ring would be overwritten by
-  // O.
+  // Where arithmetic bounds the call, one split for each thread block is faster: warps wait for each other at the end
+  // of each. And if keys have fewer columns than the kernel, several splits would overwrite the padding of the ring
+  // with O.
   const bool shares = C::kComponents == 1 && !params.k.grouped && !params.v.grouped && params.k.bytes == C::kRowBytes;
   std::int64_t blocks = params.splits;
   if (shares)

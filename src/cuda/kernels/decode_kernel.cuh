@@ -1,6 +1,10 @@
-// Attention of few rows over keys and values of 16 bits, or codes: split-KV like attention_decode_f32, on tensor cores.
-// A warp takes a step of the split's keys at a time through a ring of its own, so that no warp waits for another before
-// the split is done.
+// attention_decode: out = softmax(q k^T) v of few rows over 16-bit or quantized keys and values, on tensor cores
+// (mma.sync), with the keys split among thread blocks (split-KV).
+//
+// Launched by attention_decode.cu. Memory bounds it: a call reads K and V once. Each warp takes every fourth step of
+// the split's keys, through a ring of its own in shared memory, so no warp waits for another before the end of the
+// split. What the warps leave is added up by decode_store.cuh; partial results of several splits are combined in a
+// cluster or by attention_combine.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -11,20 +15,20 @@
 
 namespace rapt::cuda {
 
-// A thread's share of the block's rows of Q, zeros past the last column: first read, all at once, and later put into
-// shared memory in components, their columns in the order that codes come in. Past the last row it is there once more:
-// nobody takes its results.
+// A thread's share of the block's rows of Q, with zeros past the last column. The constructor requests all loads;
+// store() writes bf16 components to shared memory, with columns in the order of a register's codes. Rows past the last
+// one repeat it; their results are discarded.
 template <class C>
 struct QueryLoader {
-  // What a thread reads at once are the columns of a lane's 4 bytes of codes: pair i of these are number i and the one
-  // kPairs further on, and goes to kPairs products.
+  // A thread loads units of kWidth columns, those of a lane's 4 bytes of codes. Pair i of a unit is its columns i and i
+  // + kPairs, which kPairs products use.
   static constexpr int kPairs = C::Coding::kPairs, kWidth = 2 * kPairs, kUnits = C::kSize / kWidth;
   static constexpr int kQueryUnits = C::kRows * kUnits,
                        kThreadUnits = (kQueryUnits + kDecodeThreads - 1) / kDecodeThreads;
   static constexpr int kWords = kWidth / (C::kComponents > 1 ? 1 : 2);
   const DType type;
-  const std::uint32_t q;                     // where they go
-  std::uint32_t bits[kThreadUnits][kWords];  // as they lie in memory
+  const std::uint32_t q;                     // address of the rows in shared memory
+  std::uint32_t bits[kThreadUnits][kWords];  // of each unit, as in memory
 
   __device__ static unsigned unit(unsigned i) { return threadIdx.x + i * kDecodeThreads; }
   __device__ static bool exists(int i) { return kQueryUnits % kDecodeThreads == 0 || unit(i) < kQueryUnits; }
@@ -59,16 +63,16 @@ struct QueryLoader {
   }
 
  private:
-  // Element n of those of so many bits.
+  // Element n of unit i, where elements have `size` bits.
   __device__ std::uint32_t element_bits(int i, int n, int size) const {
     return bits[i][n * size / 32] >> n * size % 32 & (size == 8 ? 0xff : 0xffff);
   }
-  // A pair of 16 bits each.
+  // A pair of 16-bit elements.
   __device__ std::uint32_t pair_of_16bit(int i, int pair) const {
     if constexpr (kPairs == 1) return bits[i][0];
     else return __byte_perm(bits[i][pair / 2], bits[i][(pair + kPairs) / 2], pair % 2 == 0 ? 0x5410 : 0x7632);
   }
-  // Queries of f8e4m3 are numbers of bf16 exactly.
+  // A pair of f8e4m3 elements as bf16, which holds them exactly.
   __device__ std::uint32_t pair_of_f8(int i, int pair) const {
     const auto in_bf16 = [](std::uint32_t code) {
       return __float_as_uint(code_of_byte(static_cast<std::uint8_t>(code), DType::f8e4m3)) >> 16;
@@ -114,7 +118,7 @@ struct QueryLoader {
   }
 };
 
-// Sums of each unit's columns of the rows of Q, for keys with zeros: [units][kRows].
+// Sums over each unit of 32 columns of the rows of Q, by which keys' zeros are multiplied: [units][kRows].
 template <class C>
 __device__ void sum_queries(std::uint32_t q, float* sums) {
   for (int i = threadIdx.x; i < C::kSize / kGroupUnit * C::kRows; i += kDecodeThreads) {
@@ -131,19 +135,19 @@ __device__ void sum_queries(std::uint32_t q, float* sums) {
   }
 }
 
-// A warp's steps. The ring has K and V of them in turn. The slot that was read last is filled before the next is read,
-// so that it may be used for something else in between.
+// A warp's loop over its steps. Its ring holds tiles of K and V in turn. The slot that was read last is refilled just
+// before the next one is read: until then it is free for other use.
 template <class C>
 struct DecodePipeline {
   static constexpr int kStride = kDecodeWarps * C::kStepKeys, kAhead = C::kSlots / 2 * kStride;
   static constexpr bool kOdd = C::kSlots % 2 != 0;
 
   const KvRing<C>& ring;
-  int key;             // the first of the next step
-  std::uint32_t slot;  // the one to read next
+  int key;             // first key of the next step
+  std::uint32_t slot;  // the slot to read next
 
   __device__ __forceinline__ explicit DecodePipeline(const KvRing<C>& ring) : ring(ring), slot(ring.data) {
-    // A key's warp does not depend on which ones are hidden.
+    // Which warp has a key does not depend on which keys are hidden: sums keep their order.
     key = ring.begin / kStride * kStride + uniform(threadIdx.x / 32) * C::kStepKeys;
 #pragma unroll 1
     for (int i = 0, step = key; i < C::kSlots; i += 2, step += kStride) {
@@ -177,22 +181,22 @@ struct DecodePipeline {
     key += kStride;
   }
 
-  // One that has nothing that is still to be read, until the next step.
+  // A slot without data to come, until the next step.
   __device__ std::uint32_t free_slot() const {
     return consumed_slot_ != 0 ? consumed_slot_ : slot;
   }
 
  private:
   typename KvRing<C>::Location previous_, prefetched_;
-  std::uint32_t consumed_slot_ = 0;  // the slot read last; 0: none yet, as static shared memory comes first
+  std::uint32_t consumed_slot_ = 0;  // the slot read last; 0: none, since address 0 is static shared memory
 
-  __device__ static void wait() {  // for the tile in `slot`
+  __device__ static void wait() {  // until the tile in `slot` is complete
     copy_wait<C::kSlots - 1>();
     __syncwarp();
   }
 };
 
-// A block as DecodeResults asks for where its rows go.
+// Where a thread block stores its rows, for DecodeResults.
 struct StoredSplit {
   const DecodeParams& params;
   const SplitBlock& block;
@@ -202,7 +206,7 @@ struct StoredSplit {
   __device__ RowFinalizer row_end(int r) const { return RowFinalizer::of(block.head, r); }
 };
 
-// A block's share of a split.
+// A thread block's rows of a split.
 template <class C>
 __device__ __forceinline__ void decode_split(const DecodeParams& params, const SplitBlock& block,
                                              std::uint8_t* shared) {
@@ -212,7 +216,7 @@ __device__ __forceinline__ void decode_split(const DecodeParams& params, const S
   const AttentionParams& p = params.p;
   const int warp = threadIdx.x / 32;
   const std::uint32_t rings = shared_address(shared), q = rings + kDecodeWarps * C::kSlots * params.slot_bytes;
-  const QueryLoader<C> queries(params, block, q);  // before keys, or they come behind these
+  const QueryLoader<C> queries(params, block, q);  // requested before the keys, or their loads queue behind those
   const KvRing<C> ring(params, block, rings);
   DecodePipeline<C> steps(ring);
   rows.find(block);
@@ -225,7 +229,8 @@ __device__ __forceinline__ void decode_split(const DecodeParams& params, const S
     sum_queries<C>(q, q_sums);
     __syncthreads();
   }
-  // What all rows see as it is: neither end moves down from row to row, but the last ones may see nothing.
+  // Keys that all rows see need no masking. Neither end of what a row sees moves down from row to row, but the last
+  // rows may see nothing.
   const int all_from = params.modified ? ring.end : rows.from[C::kRows - 1],
             all_to = min(rows.to[0], rows.to[C::kRows - 1]);
 
@@ -253,21 +258,22 @@ __device__ __forceinline__ void decode_split(const DecodeParams& params, const S
 template <class C>
 __global__ void __launch_bounds__(kDecodeThreads, C::kBlocks)
     attention_decode(const __grid_constant__ DecodeParams params) {
-  extern __shared__ __align__(512) std::uint8_t shared[];  // as long as the longest row
+  extern __shared__ __align__(512) std::uint8_t shared[];  // aligned to the longest row
   launch_dependent_grids();
   const SplitBlock block(params.p, params.partials, params.grid, C::kRows);
-  // Of ragged sequences of 16-bit types, those of more rows are attention_prefill's kernel's.
+  // Of a ragged call in 16 bits, attention_decode_m64 does the sequences with more rows.
   if (block.exists && (!C::kIs16Bit || block.row_count <= kFewRows)) decode_split<C>(params, block, shared);
   if (params.combines_in_cluster) {
     cluster_sync();
-    unsigned element_bits = blockIdx.x;
-    asm volatile("" : "+r"(element_bits));  // once more, rather than what was worked out before, in registers
-    const SplitBlock softmax(params.p, params.partials, params.grid, C::kRows, element_bits);
+    unsigned cluster_block = blockIdx.x;
+    asm volatile("" : "+r"(cluster_block));  // recomputes `block`, rather than keep it in registers until here
+    const SplitBlock same_block(params.p, params.partials, params.grid, C::kRows, cluster_block);
     const int warp = threadIdx.x / 32;
-    combine_in_cluster<void, kDecodeMaxHeadSize>(params.p, params.partials, softmax.head,
-                                                 SplitKeys(softmax.head, params.partials.rule).count, warp);
+    combine_in_cluster<void, kDecodeMaxHeadSize>(params.p, params.partials, same_block.head,
+                                                 SplitKeys(same_block.head, params.partials.rule).count, warp);
   }
-  if (params.overlap_previous) wait_on_dependent_grids();  // whoever waits for this one, waits for that as well
+  if (params.overlap_previous)
+    wait_on_dependent_grids();  // so that a grid that depends on this one also depends on that one
 }
 
 }  // namespace rapt::cuda

@@ -1,15 +1,15 @@
-// split_kv for calls in which all rows of a sequence see the same keys (takes_same_keys() has the whole condition):
-// bits are the same. But a thread block knows sooner where its keys lie, and, of sequences all alike, may go over
-// several splits, one after another.
+// attention_decode_same_keys: attention_decode, with the same bits, for calls in which all rows of a sequence see the
+// same keys (takes_same_keys() has the whole condition). A thread block finds its keys with fewer instructions and,
+// where all sequences see the same keys, may go over several splits in turn.
 #pragma once
 
 #include "cuda/kernels/decode_kernel.cuh"
 
 namespace rapt::cuda {
 
-// A thread block: splits of a sequence from `split` on, as many as the head's other blocks have, or one more. Where
-// sequences may be shorter than there is room for, blocks without splits come last, or multiprocessors would have
-// several of the others while some have none.
+// A thread block's splits: `split` and those after it, splits / blocks of them or one more. Where sequences may be
+// shorter than the largest, blocks without splits come last in the grid; otherwise some multiprocessors would get
+// several blocks with splits and others none.
 template <class C>
 struct SameKeysBlock {
   struct {
@@ -17,12 +17,12 @@ struct SameKeysBlock {
   } head;
   const DecodeParams& params;
   int split, row_begin, row_count;
-  int keys, splits;         // of a split; of the sequence
-  int begin, end;           // keys that rows see, counted from the first of `split`
-  std::uint32_t first_row;  // where that one lies in its sequence
+  int keys, splits;         // keys of a split; splits of the sequence
+  int begin, end;           // keys that rows see, counted from the first key of `split`
+  std::uint32_t first_row;  // row of that key in its sequence
   bool exists;
 
-  // The grid of thread blocks: of `blocks` for each of the tiles of a sequence and kv head.
+  // The grid: `blocks` thread blocks for each tile of rows of a sequence and kv head.
   static dim3 grid(unsigned blocks, unsigned tiles, unsigned hk, unsigned b) {
     return C::kDense ? dim3(blocks * tiles, hk, b) : dim3(hk * tiles, b, blocks);
   }
@@ -52,7 +52,7 @@ struct SameKeysBlock {
   struct Row {
     std::uint32_t token, q_head;
   };
-  // Row r of the sequence's and kv head's.
+  // Row r of the sequence and kv head.
   __device__ Row row(int r) const {
     const Divisor& group = params.grid.group;
     const std::uint32_t token = group.quotient(r);
@@ -61,7 +61,7 @@ struct SameKeysBlock {
   __device__ std::int64_t row_at(const Strides& s, const Row& row) const {
     return head.b * s.b + row.q_head * s.h + row.token * s.s;
   }
-  // What a split leaves of row r.
+  // Where a split stores its partial result of row r.
   __device__ float* partial(int r, int split) const {
     const PartialResults& partials = params.partials;
     const std::int64_t number = head.hk * partials.rows + head.b * partials.sequence_rows + r;
@@ -74,12 +74,12 @@ struct SameKeysBlock {
   }
 
  private:
-  // Of `all` keys from the sequence's key `first` on rows see those after the first `hidden`.
+  // Finds the block's keys: the sequence's rows see `all` keys from key `first` on, but not the first `hidden` of them.
   __device__ void find_keys(int block, std::int64_t first, int all, int hidden) {
     const int blocks = static_cast<int>(params.blocks.by),
               splits_per_block = static_cast<int>(params.blocks.quotient(splits));
-    // Some have one more: the last ones, as the last split may be short; or where there is none for each, the first
-    // ones.
+    // The remainder goes to the last blocks, as the last split may be short; or to the first blocks, if there are fewer
+    // splits than blocks.
     const int has_split = splits - splits_per_block * blocks,
               first_of_more = splits_per_block > 0 ? blocks - has_split : 0;
     split = block * splits_per_block + max(min(block - first_of_more, has_split), 0);
@@ -92,7 +92,7 @@ struct SameKeysBlock {
   }
 };
 
-// QueryLoader for elements of 16 bits, which go to shared memory as they are, in one copy group with the ring's first
+// QueryLoader for 16-bit keys: copies queries to shared memory unchanged, in one cp.async group with the ring's first
 // tile.
 template <class C>
 struct QueryCopier {
@@ -118,7 +118,7 @@ struct QueryCopier {
 template <class C>
 __global__ void __launch_bounds__(kDecodeThreads, C::kBlocks)
     attention_decode_same_keys(const __grid_constant__ DecodeParams params) {
-  extern __shared__ __align__(512) std::uint8_t shared[];  // aligned as the longest row is
+  extern __shared__ __align__(512) std::uint8_t shared[];  // aligned to the longest row
   __shared__ DecodeResults<C> results;
   __shared__ float q_sums[C::kIs16Bit ? 1 : C::kSize / kGroupUnit * C::kRows];
   launch_dependent_grids();
@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(kDecodeThreads, C::kBlocks)
   if (!block.exists && !params.combines_in_cluster) return;
   const std::uint32_t rings = shared_address(shared), q = rings + kDecodeWarps * C::kSlots * params.slot_bytes;
   const KvRing<C> ring(params, block, rings);
-  // Before keys, or they come behind these.
+  // Requested before the keys, or their loads queue behind those.
   const std::conditional_t<C::kIs16Bit, QueryCopier<C>, QueryLoader<C>> queries(params, block, q);
   DecodePipeline<C> steps(ring);
   queries.store();
@@ -136,7 +136,8 @@ __global__ void __launch_bounds__(kDecodeThreads, C::kBlocks)
     __syncthreads();
   }
 
-  unsigned fallback = 0;  // fallback rows of the warp's, for the end: a call from the loop would take registers
+  unsigned fallback =
+      0;  // the warp's fallback rows; recomputed at the end, since a call in the loop would take registers
   int split = block.split, split_end = block.keys;
 #pragma unroll 1
   for (bool has_split = block.exists; has_split; ++split, split_end += block.keys) {

@@ -1,13 +1,12 @@
-// What a warp does with a step of keys and values: S^T = K Q^T, the weights, and O^T += V^T P^T, for up to 8, 16 or 32
-// rows. What has 16 rows in a product is what is read, so that few rows leave no lane without work. Elements of 16 bits
-// are multiplied as they are. Codes come from shared memory as they are, too, and are widened in registers, each once
-// for all rows.
+// A warp's mathematics of a step: S^T = K Q^T, the online softmax, and O^T += V^T P^T, for up to 8, 16 or 32 rows. Keys
+// are the 16 rows of an mma product and queries its 8 columns, so that few queries leave no lane idle. 16-bit keys are
+// multiplied as they are; codes are widened in registers, once for all queries.
 //
-// Every code is a number of bf16, exactly, and so is every query as one component or three; products are fp32, and what
-// scales multiply is fp32, too: sums over columns of K, and weights, before they are rounded to as many components.
-// Where a row has several scales, or zeros, these are of one unit of 32 columns after the other.
+// Every code is exact in bf16, and every query is the exact sum of one or three numbers of bf16. Products are summed in
+// fp32. Scales multiply fp32 numbers: sums over columns of K, and weights before they are rounded to components. Where
+// a row has several scales or zeros, they apply to one unit of 32 columns at a time.
 //
-// It is all about few instructions: a step has some 830, of which 512 widen codes if these are floats of 8 bits.
+// Instruction issue bounds it: a step takes some 830 instructions, of which 512 widen codes of 8-bit floats.
 #pragma once
 
 #include "cuda/hopper/fragment.cuh"
@@ -15,7 +14,7 @@
 
 namespace rapt::cuda {
 
-// x in components, the largest first; leaves what they lack.
+// Two numbers as sums of kComponents numbers of bf16, the largest first; leaves their remainders in low and high.
 template <int kComponents>
 __device__ __forceinline__ void split_into_components(float& low, float& high,
                                                       std::uint32_t (&components)[kComponents]) {
@@ -26,26 +25,27 @@ __device__ __forceinline__ void split_into_components(float& low, float& high,
   }
 }
 
-// Lane i has keys i / 4 and i / 4 + 8 of each 16, and rows 2 (i % 4) and the next of each tile: element 2 h + b of a
-// product is the h-th of these keys (or, of O^T, columns) and the b-th of the rows.
+// Lane i has keys i / 4 and i / 4 + 8 of each 16, and query rows 2 (i % 4) and 2 (i % 4) + 1 of each tile: element 2 h
+// + b of a product belongs to the h-th of these keys (in O^T: columns) and the b-th of these rows.
 template <class C>
 struct DecodeSoftmax {
   static constexpr int kTiles = C::kTiles, kKeyTiles = C::kKeyTiles, kComponents = C::kComponents;
   static constexpr int kScores = kKeyTiles * kTiles * 4;
-  static constexpr float kRescaleThreshold = 4;  // powers of two that weights may be above 1
+  static constexpr float kRescaleThreshold = 4;  // log2 of how much a weight may exceed 1
   using Coding = typename C::Coding;
   using Sums = float[kKeyTiles][kTiles][kComponents][4];
   using Weights = std::uint32_t[kKeyTiles][kTiles][kComponents][2];
 
   const DecodeParams& params;
   const Coding coding;
-  const float* const q_sums;  // of Q's units of columns: [units][kRows]
+  const float* const q_sums;  // sums over units of columns of Q: [units][kRows]
   const int lane = threadIdx.x % 32;
-  // Where the lane reads Q; and, from a tile on, K and V; and, from a step's scales on, those of its keys.
+  // Addresses that the lane reads: of Q; of K and V, from a tile on; of its keys' scales, from a step's scales on.
   std::uint32_t lane_query, lane_chunk, lane_scale;
   float o[C::kSize / 16][kTiles][4] = {};
-  float shift[kTiles][2], row_sum[kTiles][2] = {};  // what weights are relative to; and their sum, of the lane's keys
-  float s[kScores];                                 // scores of a step, then weights: 4 for each 16 keys and tile
+  float shift[kTiles][2],
+      row_sum[kTiles][2] = {};  // what scores are taken relative to; sums of weights over the lane's keys
+  float s[kScores];             // scores of a step, then weights: 4 for each 16 keys and tile
 
   __device__ DecodeSoftmax(const DecodeParams& params, std::uint32_t q, const float* q_sums)
       : params(params), coding{params.code_offset}, q_sums(q_sums) {
@@ -53,11 +53,11 @@ struct DecodeSoftmax {
     lane_query = q + lane % 8 * C::kQueryPitch + lane / 8 * 16;
     lane_chunk = row * C::kRowBytes + (lane / 16 ^ KvRing<C>::swizzle(row)) * 16;
     lane_scale = lane / 4 * 4;
-    // Once, not in every step, where there are registers.
+    // Keeps these in registers, where there are enough, instead of recomputing them in every step.
     if (kTiles == 1) asm volatile("" : "+r"(lane_query), "+r"(lane_chunk), "+r"(lane_scale));
     for (auto& tile : shift) tile[0] = tile[1] = -kMaxFloat;
   }
-  // The shift of a row whose weights have this sum; -inf: it has seen no key.
+  // The row_max to store for a row whose weights have this sum; -inf if it has seen no key.
   __device__ float row_max(int tile, int b, float sum) const {
     return shift[tile][b] == -kMaxFloat && !(sum > 0) ? -kInfinity : shift[tile][b] - C::kShift;
   }
@@ -101,7 +101,8 @@ struct DecodeSoftmax {
     for (const int bit : {4, 8, 16}) x = combine(x, __shfl_xor_sync(~0u, x, bit));
     return x;
   }
-  // A number for each of the lane's keys. What is not finite becomes NaN: no key hides behind a score of -inf.
+  // Loads a number for each of the lane's keys. What is not finite becomes NaN, so that no key hides behind a score of
+  // -inf.
   __device__ void load_numbers(std::uint32_t from, int group, float (&x)[kKeyTiles][2]) const {
 #pragma unroll
     for (int i = 0; i < kKeyTiles; ++i)
@@ -119,7 +120,8 @@ struct DecodeSoftmax {
     const bool grouped = k.grouped;
 #pragma unroll
     for (float& x : s) x = 0;
-    constexpr int kPairsAtOnce = kTiles == 1 ? C::kChunks / 2 : 1;  // of more rows one is less code, and no slower
+    constexpr int kPairsAtOnce =
+        kTiles == 1 ? C::kChunks / 2 : 1;  // with more rows, one at a time is less code and no slower
 #pragma unroll kPairsAtOnce
     for (int pair = 0; pair < C::kChunks / 2; ++pair) {
       std::uint32_t codes[kKeyTiles][4];
@@ -156,7 +158,7 @@ struct DecodeSoftmax {
     }
     if (!grouped) add_unit(slot, 0, sums, 0, false);
   }
-  // The same of elements of 16 bits.
+  // s = K Q^T of a step of 16-bit keys.
   __device__ __forceinline__ void multiply_16bit_keys(std::uint32_t slot) {
     float sums[kKeyTiles][kTiles][4] = {};
 #pragma unroll
@@ -183,7 +185,7 @@ struct DecodeSoftmax {
 #pragma unroll
         for (int n = 0; n < 4; ++n) s[score(i, tile, n)] = sums[i][tile][n];
   }
-  // s += (sums, less what zeros take from them) * scale, of a unit's columns, or of all where they have one scale.
+  // s += scale * (sums - zero * sum of q) over a unit of columns, or over all columns where a key has one scale.
   __device__ __forceinline__ void add_unit(std::uint32_t slot, int unit, Sums& sums, int group, bool zeros) {
     const DecodeOperand& k = params.k;
     float scale[kKeyTiles][2];
@@ -225,7 +227,7 @@ struct DecodeSoftmax {
 #pragma unroll
     for (float& x : s) x *= factor;
   }
-  // Times the scales of queries.
+  // Multiplies scores by the scales of queries.
   __device__ __forceinline__ void scale_rows(const float* scale) {
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile)
@@ -236,10 +238,10 @@ struct DecodeSoftmax {
           s[score(i, tile, b)] *= scale[row(tile, b)], s[score(i, tile, 2 + b)] *= scale[row(tile, b)];
   }
 
-  // From scores to weights. A shift moves only where weights would be above 2^kRescaleThreshold: seldom, after a row's
-  // first step. Those of codes are integers, so that a move multiplies by exact powers of two. Elsewhere it is the
-  // largest score itself, whose weight is then 2^kShift: a key that outweighs all others gives its value exactly, in 16
-  // bits, too.
+  // Scores to weights. A shift moves only where a weight would exceed 2^kRescaleThreshold: seldom, after a row's first
+  // step. With codes, shifts are integers, so that a move multiplies by exact powers of two. Otherwise the shift is the
+  // largest score itself, whose weight is then 2^kShift exactly: a key that outweighs all others gives exactly its
+  // value.
   __device__ __forceinline__ void softmax() {
     float top[kTiles][2];
     bool above = false;
@@ -289,8 +291,8 @@ struct DecodeSoftmax {
     }
   }
 
-  // The weights of a unit of V's columns, or of all where they have one scale, as operands. What zeros take goes to O:
-  // from the weights as they are rounded, so that what a weight is off by multiplies (code - zero) alone.
+  // P as operands, for a unit of V's columns, or for all columns where a value has one scale. Adds what the zeros of V
+  // contribute to O, from the rounded weights: then a weight's rounding error multiplies (code - zero) only.
   __device__ __forceinline__ void exponentiate(std::uint32_t slot, int unit, Weights& weights) {
     const DecodeOperand& v = params.v;
     const int group = unit == 0 ? 0 : v.group_of_unit[unit];
@@ -357,7 +359,7 @@ struct DecodeSoftmax {
 #pragma unroll
           for (int tile = 0; tile < kTiles; ++tile) {
             float(&to)[4] = o[(2 * pair + chunk) * Coding::kSteps + step][tile];
-            // Of exact queries the step's own first: the rounding of a sum grows with its terms.
+            // With components, the step's own sum first: the rounding error of a sum grows with its length.
             float sum[4] = {};
 #pragma unroll
             for (int component = kComponents - 1; component >= 0; --component)

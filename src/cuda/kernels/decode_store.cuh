@@ -1,4 +1,5 @@
-// What a thread block's warps leave of their split, or of their rows where it is the only one.
+// Stores what a thread block's warps have of a split: partial results, or results where the split is the sequence's
+// only one.
 #pragma once
 
 #include "cuda/hopper/combine_row.cuh"
@@ -6,10 +7,10 @@
 
 namespace rapt::cuda {
 
-// What a thread block's warps have of a split, together.
+// The statistics of each warp's rows in shared memory.
 template <class C>
 struct DecodeResults {
-  // O is staged in the slots of the warps' rings that are free, 8 rows and so many columns at a time.
+  // O is staged in free slots of the rings, 8 rows and kWidth columns at a time.
   static constexpr int kWidth = std::min(C::kSize, C::kTileBytes / (8 * 4)), kPasses = C::kSize / kWidth;
   static_assert(kWidth % 32 == 0);
 
@@ -17,8 +18,8 @@ struct DecodeResults {
   alignas(16) float row_sum[C::kRows][kDecodeWarps];
   std::uint32_t slot[kDecodeWarps];
 
-  // Partial results; or where a split is the only one, results: then `bad` gets a bit for each of the warp's rows that
-  // is a fallback row.
+  // Stores partial results or, if the call's sequences have one split each, results; then `fallback` gets a bit for
+  // each of the warp's rows that is a fallback row.
   template <class Block>
   __device__ __forceinline__ void store(const DecodeSoftmax<C>& softmax, const Block& block, int split,
                                         std::uint32_t free_slot, unsigned& fallback) {
@@ -56,11 +57,11 @@ struct DecodeResults {
   }
 
  private:
-  // Where a row's column lies in a slot. A lane's two rows lie in other banks than its neighbours'.
+  // The address of a row's column in a slot, swizzled: a lane's two rows and its neighbours' lie in different banks.
   __device__ static std::uint32_t place(std::uint32_t slot, int row, int column) {
     return slot + 4 * (row * kWidth + (column ^ row / 2 * 8));
   }
-  // kWidth columns from `first` on of the block's row r, by a warp.
+  // Stores columns [first, first + kWidth) of the block's row r, by a warp.
   template <class Block>
   __device__ __forceinline__ void store_row(const Block& block, int split, int r, int first, unsigned& fallback) const {
     const DecodeParams& params = block.params;
@@ -102,16 +103,16 @@ struct DecodeResults {
       sum_columns(column);
       keep16(to + column, sums.o);
     }
-    if (first == 0 && lane < 2)  // their whole sector, so that L2 need not read the rest
+    if (first == 0 && lane < 2)  // the whole sector of 32 bytes, so that L2 need not read the rest
       keep16(to + PartialResults::stats_offset(p) + 4 * lane,
              lane == 0 ? make_float4(sums.row_max, sums.row_sum, 0, 0) : make_float4(0, 0, 0, 0));
   }
 };
 
-// Computes the warp's fallback rows once more: those of rows first, first + kDecodeWarps and so on whose bit is set.
+// Recomputes the warp's fallback rows: bit i is row first + i * kDecodeWarps.
 __device__ __forceinline__ void attend_fallback_rows(const AttentionParams& p, int b, int hk, int first,
                                                      unsigned fallback) {
-  __syncwarp();  // before the same rows are stored once more
+  __syncwarp();  // the rows have been stored before they are stored again
 #pragma unroll 1
   for (int r = first; fallback != 0; r += kDecodeWarps, fallback >>= 1)
     if (fallback & 1) recompute_rows<void, kDecodeMaxHeadSize, true>(p, b, hk, r, 1);
