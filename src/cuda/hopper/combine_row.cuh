@@ -1,11 +1,10 @@
-// Rows from their partial results over splits of their keys,
-//   m = max m_i,  l = sum 2^(m_i - m) l_i,  out = sum 2^(m_i - m) o_i / l.
+// Combines the partial results of a row over the splits of its keys:
 //
-// Each thread has four columns of a row at a time. Rows are combined when all else is done, and what takes time then is
-// memory, and instructions that are not cached yet. So loads come first, all at once, and code is short.
+// Each thread has four columns of a row. Combining comes last, when its time goes to memory and to instructions that
+// are in no cache: so all loads come first, and the code is short.
 //
-// Partial results know hidden keys by weights of 0, but 0 times NaN is NaN, and scores of 2^20 and more have lost
-// digits: rows whose results are not finite, or which had such scores, are fallback rows.
+// In partial results hidden keys have weights of 0, but 0 times NaN is NaN; and scores of 2^20 and more have lost
+// digits. Rows whose results are not finite, or that had such scores, are fallback rows.
 #pragma once
 
 #include "cuda/hopper/ptx.cuh"
@@ -14,26 +13,26 @@
 
 namespace rapt::cuda {
 
-constexpr int kCombineWarps = 8;        // that do a row of many splits together, a group of these each
-constexpr int kMaxCombinedSplits = 32;  // splits of a row, or of one of these warps' part of it: a lane for each
+constexpr int kCombineWarps = 8;        // warps that combine a row of many splits together, each a group of splits
+constexpr int kMaxCombinedSplits = 32;  // splits that a warp combines: a lane for each
 static_assert(kMaxSplits <= kMaxCombinedSplits * kCombineWarps);
-constexpr int kMaxCombineCluster = 8;  // thread blocks that combine together
+constexpr int kMaxCombineCluster = 8;  // thread blocks of a cluster that combine
 
-// Of a row: the largest score, the sum of the weights relative to it, and four columns of O.
+// A row's largest score, its sum of weights relative to that, and four columns of O.
 struct RowSums {
   float row_max, row_sum;
   float4 o;
 };
 
-// A row's sums, by a warp: m and l of all its splits; O, from `column` on if that `exists`, of splits [first, end), up
-// to kMaxCombinedSplits, each group of `each` by itself first. So bits do not depend on how many warps do the row.
-// kAtOnce splits are loaded at once.
+// Sums up a row, by a warp: row_max and row_sum of all its splits; O, from `column` on if that `exists`, of splits
+// [first, end), up to kMaxCombinedSplits. Each group of splits_per_warp splits is summed by itself first, so that bits
+// do not depend on how many warps do the row. kAtOnce splits are loaded at a time.
 template <int kAtOnce>
 __device__ __forceinline__ RowSums sum_row(const AttentionParams& p, const PartialResults& partials, const float* row,
                                            int splits, int first, int end, int splits_per_warp, int column,
                                            bool exists) {
   const int lane = threadIdx.x % 32, floats = static_cast<int>(partials.floats);
-  const float* const numbers = row + PartialResults::stats_offset(p);  // m and l of the first split
+  const float* const numbers = row + PartialResults::stats_offset(p);  // row_max and row_sum of the first split
   const auto m_and_l = [&](int i) { return *reinterpret_cast<const float2*>(numbers + i * floats); };
   const float2 of_lane = lane < splits ? m_and_l(lane) : make_float2(-kInfinity, 0);
   const float m_of_lane = first + lane < end ? numbers[(first + lane) * floats] : -kInfinity;
@@ -75,7 +74,7 @@ __device__ __forceinline__ RowSums sum_row(const AttentionParams& p, const Parti
   return all;
 }
 
-// What a row's results need, but for its sums; and where they go, as indices.
+// What turns a row's sums into results, and the offsets of those.
 struct RowFinalizer {
   float sink, alibi_shift;
   std::int64_t out, lse;
@@ -102,8 +101,8 @@ struct RowFinalizer {
   }
 };
 
-// Row `row` of a sequence and kv head, of up to kMaxCombinedSplits splits, by a warp. False: it is a fallback row, for
-// recompute_rows() in the end: a call from here would take registers even where there are none.
+// Combines row `row` of a sequence and kv head, of up to kMaxCombinedSplits splits, by a warp. False: it is a fallback
+// row; the caller recomputes it at its end, since a call here would take registers.
 template <int kAtOnce>
 __device__ __forceinline__ bool combine_row(const AttentionParams& p, const PartialResults& partials, const Head& head,
                                             int row, int splits) {
@@ -121,20 +120,19 @@ __device__ __forceinline__ bool combine_row(const AttentionParams& p, const Part
   return __all_sync(~0u, trusted);
 }
 
-// What attention_combine does, to the bit, for the rows of a sequence and kv head whose splits are the cluster's, up to
-// kMaxCombinedSplits. Four warps of each of its thread blocks call this, numbered by `warp`, and each does a row at a
-// time.
+// attention_combine, to the bit, for the rows of a sequence and kv head whose splits are the cluster's, up to
+// kMaxCombinedSplits. Called by four warps of each of its thread blocks, numbered by `warp`; each does a row at a time.
 template <class T, int kMaxSize>
 __device__ void combine_in_cluster(const AttentionParams& p, const PartialResults& partials, const Head& head,
                                    int splits, int warp) {
   const int rows = decode_rows(head);
   const int step = 4 * static_cast<int>(cluster_size());
-  unsigned fallback = 0;  // of the warp's rows
+  unsigned fallback = 0;  // bit i: the warp's i-th row falls back
   int first = 4 * static_cast<int>(cluster_rank()) + warp;
 #pragma unroll 1
   for (int i = 0, row = first; row < rows; ++i, row += step)
     if (!combine_row<8>(p, partials, head, row, splits)) fallback |= 1u << i;
-  __syncwarp();  // before the same rows are stored once more
+  __syncwarp();  // the rows have been stored before they are stored again
 #pragma unroll 1
   for (; fallback != 0; fallback >>= 1, first += step)
     if (fallback & 1)
