@@ -1,4 +1,6 @@
 // Combines the partial results of a row over the splits of its keys:
+//   row_max = max row_max_i,  row_sum = sum 2^(row_max_i - row_max) row_sum_i,
+//   out = sum 2^(row_max_i - row_max) o_i / row_sum.
 //
 // Each thread has four columns of a row. Combining comes last, when its time goes to memory and to instructions that
 // are in no cache: so all loads come first, and the code is short.

@@ -1,4 +1,8 @@
-// attention_combine: rows from their partial results over splits of their keys, in a kernel of its own.
+// attention_combine: adds up the partial results of rows over the splits of their keys (combine_row.cuh has the
+// formula).
+//
+// Launched after attention_decode, attention_decode_m64, attention_decode_f32 and attention_latent, unless a cluster
+// combines. It reads dv + 8 floats for each row and split, and writes out and lse.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -13,16 +17,16 @@ namespace {
 constexpr int kThreads = 32 * kCombineWarps;
 static_assert(kMaxSplitRows == kDecodeMaxRows, "ragged sequences are split where dense ones are");
 
-// On a multiprocessor.
+// Thread blocks on a multiprocessor.
 template <int kMaxSize>
 constexpr int kBlocks = kMaxSize > kDecodeMaxHeadSize ? 2 : 4;
 
-// The sequence that has a row of those that lie end to end.
+// The sequence that has row `row` of rows that follow each other.
 __device__ std::int64_t sequence_of_row(const AttentionParams& p, std::int64_t row) {
   return sequence_at(row, p.b, [&](std::int64_t i) { return clamp_to(p.q_begin[i], 0, p.total_q) * p.group; });
 }
 
-// Calls then(head, row) if there is a row of that number.
+// Calls then(head, row) with row `number`, if it exists.
 template <class Then>
 __device__ void with_row(const AttentionParams& p, const PartialResults& partials, unsigned number, Then then) {
   const auto rows = static_cast<unsigned>(partials.rows), each = static_cast<unsigned>(partials.sequence_rows);
@@ -33,13 +37,13 @@ __device__ void with_row(const AttentionParams& p, const PartialResults& partial
   if (row >= 0 && row < decode_rows(head)) then(head, static_cast<int>(row));
 }
 
-// O of a row by a block's warps: each sums a group of its splits.
+// O of a row over each warp's group of its splits.
 template <int kMaxSize>
 struct GroupSums {
   alignas(16) float o[kCombineWarps][kMaxSize];
 };
 
-// False: it is a fallback row.
+// Combines a row by all warps of a block. False: it is a fallback row.
 template <int kMaxSize>
 __device__ bool combine_row_by_block(const AttentionParams& p, const PartialResults& partials, const Head& head,
                                      int row, int splits, const RowFinalizer& end, GroupSums<kMaxSize>& groups) {
@@ -66,7 +70,7 @@ __device__ bool combine_row_by_block(const AttentionParams& p, const PartialResu
   return __syncthreads_and(trusted);
 }
 
-// A block does kCombineWarps rows, with a warp for each, or one row of more splits.
+// A thread block does kCombineWarps rows, a warp for each; or (kByBlock) one row of more splits, with all warps.
 template <int kMaxSize, bool kByBlock>
 __global__ void __launch_bounds__(kThreads, kBlocks<kMaxSize>)
     attention_combine(const __grid_constant__ AttentionParams p, const PartialResults partials) {
@@ -78,21 +82,21 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kMaxSize>)
     bool trusted;
     if constexpr (kByBlock) {
       const RowFinalizer end = RowFinalizer::of(head, row);
-      wait_on_dependent_grids();  // with all done that can be done before
+      wait_on_dependent_grids();  // as late as possible
       trusted = combine_row_by_block(p, partials, head, row, splits, end, groups);
     } else {
       wait_on_dependent_grids();
       trusted = combine_row<4>(p, partials, head, row, splits);
     }
-    __syncwarp();  // before the same row is stored once more
+    __syncwarp();  // the row has been stored before it is stored again
     if (!trusted && threadIdx.x % (32 * kCombineWarps / kBlockRows) < 32)
       recompute_rows<void, kMaxSize, true>(p, static_cast<int>(head.b), static_cast<int>(head.hk), row, 1);
   });
-  wait_on_dependent_grids();  // where there is no row, too: whoever waits for this one, waits for that as well
+  wait_on_dependent_grids();  // also without a row, so that a grid that depends on this one also depends on that one
 }
 
-// A block does so many rows, up to kMaxSplitRows: with a warp to each; or where kManySplits, those of more than
-// kCombineWarps splits after these, with all warps to each.
+// A thread block does block_rows rows, up to kMaxSplitRows: a warp for each; then (kManySplits) rows of more than
+// kCombineWarps splits, with all warps for each.
 template <int kMaxSize, bool kManySplits>
 __global__ void __launch_bounds__(kThreads, kBlocks<kMaxSize>)
     attention_combine_several(const __grid_constant__ AttentionParams p, const PartialResults partials,
@@ -100,7 +104,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kMaxSize>)
   __shared__ GroupSums<kManySplits ? kMaxSize : 1> groups;
   __shared__ bool has_many_splits[kManySplits ? kMaxSplitRows : 1];
   const unsigned warp = threadIdx.x / 32, first = blockIdx.x * block_rows;
-  unsigned fallback = 0;  // of rows warp, warp + kCombineWarps and so on: fallback rows, for the end
+  unsigned fallback = 0;  // bit i: row warp + i * kCombineWarps falls back
   wait_on_dependent_grids();
 #pragma unroll 1
   for (unsigned i = warp; i < block_rows; i += kCombineWarps) {
@@ -125,7 +129,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kMaxSize>)
       });
     }
   }
-  __syncwarp();  // before the same rows are stored once more
+  __syncwarp();  // the rows have been stored before they are stored again
 #pragma unroll 1
   for (unsigned number = first + warp; fallback != 0; fallback >>= 1, number += kCombineWarps)
     if (fallback & 1)
@@ -134,9 +138,9 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kMaxSize>)
       });
 }
 
-// By the kernel of attention_prefill, which leaves the rows of an only split to attention_combine where scores have
+// Whether attention_decode_m64 does the call, which leaves even a single split to attention_combine where scores have
 // modifiers.
-bool is_by_wgmma(const AttentionParams& p) {
+bool is_by_m64(const AttentionParams& p) {
   return p.q_type != DType::f32 && !is_quantized(p) && !has_few_rows(p);
 }
 
@@ -145,7 +149,7 @@ cudaError_t combine_rows(const AttentionParams& p, const PartialResults& partial
   const std::int64_t all = p.hk * partials.rows;
   const auto blocks = [&](std::int64_t rows) { return static_cast<unsigned>(ceil_div(all, rows)); };
   const bool has_many_splits = partials.splits > kCombineWarps;
-  // Where there is room for kMaxSplitRows of each ragged sequence, most of them are none.
+  // With room for kMaxSplitRows rows of each ragged sequence, most rows do not exist.
   const bool mostly_empty = p.total_q >= 0 && partials.sequence_rows > 0;
   if (!mostly_empty && !has_many_splits)
     return launch_kernel(true, attention_combine<kMaxSize, false>, blocks(kCombineWarps), kThreads, 0, stream, p,
@@ -166,12 +170,12 @@ std::int64_t decode_items(const AttentionParams& p) {
 }
 std::size_t decode_workspace(const AttentionParams& p) {
   const PartialResults partials = partials_of(p, nullptr);
-  return partials.splits == 1 && !is_by_wgmma(p) ? 0 : bytes_of(p, partials);
+  return partials.splits == 1 && !is_by_m64(p) ? 0 : bytes_of(p, partials);
 }
 
 bool decode_writes_output_directly(const AttentionParams& p) {
   const PartialResults partials = partials_of(p, nullptr);
-  return is_by_wgmma(p) ? writes_output_directly(p, partials) : partials.splits == 1;
+  return is_by_m64(p) ? writes_output_directly(p, partials) : partials.splits == 1;
 }
 
 cudaError_t launch_attention_combine(const AttentionParams& p, const PartialResults& partials, cudaStream_t stream) {

@@ -1,11 +1,14 @@
-// Attention in fp32 of few rows over many keys, as in decoding, where the time goes into reading K and V once: a thread
-// block goes over one split of the keys (split-KV), and attention_combine merges what they leave of a row. It finishes
-// the rows of an only split itself.
+// attention_decode_f32: out = softmax(q k^T) v of few rows in fp32, on ordinary cores, with the keys split among thread
+// blocks (split-KV).
 //
-// Rows are in tiles of 8, a tile for each warp. The block's warps form teams, with a warp for each tile that there is,
-// which take steps of a few keys in turn. Bulk copies fill a ring in shared memory for each team, row by row: no team
-// waits for another before the split is done, and few instructions go into moving bytes. All m are integers: to change
-// them multiplies by exact powers of two.
+// The entry attention_decode.f32 calls it, and attention_prefill.f32 for the short sequences of ragged calls. Memory
+// bounds it: it reads K and V once. attention_combine adds up the partial results of several splits; rows of a single
+// split are finished here.
+//
+// Rows are in tiles of 8, one for each warp. The warps of a block form teams of as many warps as there are tiles; teams
+// take steps of a few keys in turn. Bulk copies fill a ring in shared memory for each team, so that no team waits for
+// another before the end of the split, and few instructions move bytes. Shifts are integers: to move one multiplies by
+// an exact power of two.
 #include <cuda_runtime.h>
 
 #include "cuda/hopper/host.cuh"
@@ -17,33 +20,33 @@ namespace rapt::cuda {
 namespace {
 
 constexpr int kRows = 8, kHalf = kRows / 2;
-constexpr int kShortSum = 8;  // steps
+constexpr int kShortSum = 8;  // steps, after which sums are added to longer ones
 
 struct DecodeF32Params {
   AttentionParams p;
   PartialResults partials;
   SplitGrid grid;
   bool modified;   // scores need more than a scale
-  bool kv_vector;  // rows of k and v are whole times 16 bytes
+  bool kv_vector;  // rows of k and v are multiples of 16 bytes
 };
 
-// For head sizes up to kSize.
+// The sizes of the kernel for heads of up to kSize columns.
 template <int kSize_>
 struct DecodeF32Config {
   static constexpr int kSize = kSize_;
-  // In shared memory there are 16 bytes between rows: those of neighbours lie in other banks.
+  // Rows in shared memory are 16 bytes apart, so that neighbouring rows lie in other banks.
   static constexpr int kPitch = 4 * kSize + 16;
-  // As many blocks of as many warps as keep enough bytes on their way.
+  // Steps and warps that keep enough bytes in flight.
   static constexpr int kStepKeys = kSize > 128 ? 8 : 16, kWarps = kSize > 64 ? 2 : 4, kThreads = 32 * kWarps;
   static constexpr int kStages = 2;
   static constexpr int kTileBytes = kStepKeys * kPitch, kRingBytes = 2 * kStages * kTileBytes;  // K, then V
   static constexpr int shared_bytes(int team) { return team * kRows * kPitch + kWarps * kRingBytes; }
-  static constexpr int kBlocks = (227 << 10) / (shared_bytes(1) + 2048);  // on a multiprocessor
+  static constexpr int kBlocks = (227 << 10) / (shared_bytes(1) + 2048);  // thread blocks on a multiprocessor
   static_assert(kRingBytes >= kRows * kSize * 4, "a warp's O fits where its keys were");
-  static constexpr int kScores = kRows * kStepKeys / 32, kOut = kRows * kSize / 32;  // of a lane
+  static constexpr int kScores = kRows * kStepKeys / 32, kOut = kRows * kSize / 32;  // a lane's registers
 };
 
-// Warps that share keys, a tile of rows each: a power of two.
+// Warps of a team, which share keys and have a tile of rows each: a power of two.
 template <class C>
 __host__ __device__ int team_for(std::int64_t rows) {
   int team = 1;
@@ -51,15 +54,16 @@ __host__ __device__ int team_for(std::int64_t rows) {
   return team;
 }
 
-// 16 bytes of a row in shared memory.
+// The address of 16 bytes of a row in shared memory.
 template <class C>
 __device__ __forceinline__ std::uint32_t chunk_at(std::uint32_t matrix, int row, int chunk) {
   return matrix + row * C::kPitch + chunk * 16;
 }
 
-// What a lane has: of scores and O, two rows, row() of the first half of the tile and of the second. Lanes that share
-// rows differ in the bits kSharing: shared memory serves half a warp's 16 bytes each at once if lanes that differ in
-// bit 0, or those in bit 1, read the same. The former do of rows, the latter of keys and columns.
+// Which scores and elements of O a lane has: two rows, row(0) in the first half of the tile and row(1) in the second.
+// Lanes that share rows differ in the bits kSharing. Shared memory serves 16 bytes for half a warp at once if lanes
+// that differ in bit 0, or those that differ in bit 1, read the same: the former share rows, the latter keys and
+// columns.
 template <class C>
 struct LaneMap {
   static constexpr int kSharing = 13, kRowScores = C::kScores / 2;
@@ -68,7 +72,7 @@ struct LaneMap {
   __device__ int row(int half) const { return half * kHalf + ((lane >> 1 & 1) | (lane >> 3 & 2)); }
   __device__ int in_row() const { return (lane & 1) | (lane >> 1 & 6); }
   __device__ int lane_of_key(int key) const { return (lane & ~kSharing) | (key & 1) | (key & 6) << 1; }
-  // Which of its rows, which key of a step and which column score i, or element i of O, belongs to.
+  // The row, the key of a step and the column that score i, or element i of O, belongs to.
   __device__ static constexpr int half_of_score(int i) { return i / kRowScores; }
   __device__ int key_of_score(int i) const { return i % kRowScores * 8 + in_row(); }
   __device__ static constexpr int half_of_out(int i) { return i / 4 % 2; }
@@ -116,7 +120,7 @@ __device__ __forceinline__ void add_values(std::uint32_t v, const float (&s)[C::
       weights[half][key] = __shfl_sync(~0u, s[half * at.kRowScores + key / 8], at.lane_of_key(key));
 #pragma unroll
   for (int i = 0; i < C::kOut; i += 8) {
-    float sum[8] = {};  // the step's own first: the rounding of a sum grows with its terms
+    float sum[8] = {};  // the step's own sum first: the rounding error of a sum grows with its length
 #pragma unroll
     for (int key = 0; key < C::kStepKeys; ++key) {
       const float4 right = load16(chunk_at<C>(v, key, i + at.in_row()));
@@ -137,7 +141,7 @@ struct KeyRing {
   __device__ std::uint32_t v(int slot) const { return k(slot) + C::kTileBytes; }
   __device__ std::uint32_t full(int slot) const { return barriers + slot * 8; }
 
-  // Zeros where heads of fewer columns leave the rows as they are. Of kStages slots, by a warp.
+  // Initialises barriers, and pads rows of fewer columns with zeros. By a warp.
   __device__ void init(const AttentionParams& p) const {
     const int lane = threadIdx.x % 32;
     if (lane < C::kStages) barrier_init(full(lane), 1);
@@ -146,7 +150,7 @@ struct KeyRing {
     fence_barrier_init();
     fence_async_proxy();
   }
-  // A step's keys, by a warp: half of it K and half V. The lane's row of either starts at index `at`.
+  // Loads a step's keys, by a warp: half of the lanes load K, half V. `at`: the offset of the lane's row.
   __device__ void load(const AttentionParams& p, int slot, std::int64_t at, bool vector) const {
     const int lane = threadIdx.x % 32, row = lane % 16;
     const bool values = lane >= 16;
@@ -167,7 +171,7 @@ struct KeyRing {
   }
 };
 
-// Rows [first, first + count) of Q, zeros from row `rows` and past the last column.
+// Loads rows [first, first + count) of Q, with zeros from row `rows` on and past the last column.
 template <class C>
 __device__ __forceinline__ void load_q(const Head& head, int first, int count, int rows, std::uint32_t to) {
   const AttentionParams& p = head.p;
@@ -199,7 +203,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
   const int begin = block.begin, end = block.end;
 
   const int warp = uniform(threadIdx.x / 32), teams = C::kWarps / team, team_index = warp / team;
-  const int warp_rows = warp % team * kRows;  // of the block's
+  const int warp_rows = warp % team * kRows;  // the warp's first row in the block
   const LaneMap<C> at;
   const std::uint32_t q = shared_address(shared), rings = q + team * kRows * C::kPitch;
   const std::uint32_t warp_ring = rings + warp * C::kRingBytes;
@@ -211,12 +215,12 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
     else named_sync(1 + team_index, 32 * team);
   };
   sync_team();
-  // The team's n-th step begins with this key.
+  // The first key of the team's n-th step.
   const int first_step = begin / C::kStepKeys;
   const auto key_at_step = [&](int n) { return (first_step + n * teams + team_index) * C::kStepKeys; };
   const auto load = [&](int n, int slot) {
     if (warp_rows != 0 || key_at_step(n) >= end) return;
-    // Where there is no key, one that some row sees: finite, unless that row's result is not.
+    // The key, clamped to those that some row sees: its elements are finite, or that row falls back anyway.
     const int key = min(max(key_at_step(n) + at.lane % 16, begin), end - 1);
     ring.load(p, slot, head.key_at(at.lane < 16 ? p.k_stride : p.v_stride, first_key + key), params.kv_vector);
   };
@@ -227,7 +231,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
   const int all_from = __reduce_max_sync(~0u, rows.from[warp_rows + at.lane % kRows]);
   const int all_to = __reduce_min_sync(~0u, rows.to[warp_rows + at.lane % kRows]);
 
-  // Sums of a few steps, and of these: the rounding of a sum grows with its length.
+  // Sums over kShortSum steps, and sums of those: the rounding error of a sum grows with its length.
   float o[C::kOut] = {}, o_accum[C::kOut] = {}, row_max[2], max_accum[2], row_sum[2] = {}, sum_accum[2] = {};
 #pragma unroll
   for (int h = 0; h < 2; ++h) row_max[h] = max_accum[h] = -kInfinity;
@@ -287,21 +291,21 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
   }
   fold_partial_sums();
 
-  // The teams' results together.
+  // Adds up the teams' results.
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const float sum = at.over_row(sum_accum[h], Sum());
     if (at.in_row() == 0) results.row_max[at.row(h)][warp] = row_max[h], results.row_sum[at.row(h)][warp] = sum;
   }
 #pragma unroll
-  for (int i = 0; i < C::kOut; ++i)  // [kRows][kSize], where keys were
+  for (int i = 0; i < C::kOut; ++i)  // [kRows][kSize], in the place of keys
     store4(warp_ring + 4 * (at.row(at.half_of_out(i)) * C::kSize + at.column_of_out(i)), __float_as_uint(o_accum[i]));
   __syncthreads();
   results.store(block, params.partials, params.partials.splits == 1, team,
                 reinterpret_cast<const float*>(shared + team * kRows * C::kPitch), C::kSize, C::kRingBytes / 4);
 }
 
-// Calls `then` with the configuration for a call.
+// Calls `then` with the sizes for a call.
 template <class Then>
 auto with_config(const AttentionParams& p, Then then) {
   const std::int64_t size = std::max(p.d, p.dv);

@@ -1,19 +1,23 @@
-// Attention of heads too wide for attention_prefill, made for latent attention (MLA): keys of up to 576 columns, whose
-// first up to 512 may be their values, and rows of many heads that share them. On Hopper's tensor cores, by FlashMLA's
-// schedule: a thread block takes 64 rows, and its two math warpgroups the left and the right half of O's columns, which
-// no warpgroup alone has registers for. Blocks of 64 keys, of which shared memory has two, are the one's and the
-// other's in turn: a block's owner computes
-//   S = Q K^T,  m = max(m, max S),  P = 2^(S - m),
-// hands P and m to the other through shared memory, and then both add P V, each of its columns. While one has its
-// softmax, the other multiplies. The first warpgroup fills the two places with keys, half of their columns as soon as
-// the half before has been used; values in memory of their own take turns with keys.
+// attention_latent: out = softmax(q k^T) v for heads too wide for attention_prefill, made for latent attention (MLA):
+// keys of up to 576 columns, whose first columns, up to 512, may be their values; rows are the many query heads that
+// share them. On Hopper's tensor cores, by FlashMLA's schedule.
 //
-// The keys of a sequence are split among the thread blocks of a cluster, which merge their results through shared
-// memory, and long sequences among clusters, whose results attention_combine merges. How, follows from the sequence's
-// keys, rows and kv heads alone. A block of keys that is masked for a row leaves what the row has unchanged to the bit.
+// The entries attention_latent.bf16 and .f16 call it. It does 2 b hq sq sk (d + dv) flops, and reads keys once for each
+// 64 rows.
 //
-// As everywhere on tensor cores, results that are not finite, or of huge scores, are not trusted: such rows are
-// computed once more, key by key.
+// A thread block does 64 rows. Its two math warpgroups have the left and the right half of O's columns, as no warpgroup
+// has registers for both. Blocks of 64 keys, of which shared memory holds two, belong to the warpgroups in turn. A
+// block's warpgroup computes
+//   S = Q K^T,  row_max = max(row_max, max S),  P = 2^(S - row_max),
+// and hands P and row_max to the other through shared memory; then each adds P V in its own columns. While one computes
+// its softmax, the other multiplies. The first warpgroup, the producer, fills the two places with keys, half of their
+// columns as soon as the half before has been used. Values that are not columns of keys take turns with keys.
+//
+// A sequence's keys are split among the thread blocks of a cluster, which merge their results through shared memory;
+// long sequences among several clusters, whose results attention_combine merges. The split depends only on the
+// sequence's keys, rows and kv heads. A key block that is masked for a row leaves the row's state unchanged to the bit.
+//
+// Rows whose results are not finite, or whose scores are huge, are fallback rows: they are recomputed key by key.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -32,7 +36,7 @@ __global__ void __launch_bounds__(kThreads, 1) attention_latent(const __grid_con
   extern __shared__ std::uint8_t dynamic[];
   __shared__ LatentShared shared;
   launch_dependent_grids();
-  // The last rows begin: of causal ones they see the most keys.
+  // The last rows first: in causal calls they see the most keys.
   const unsigned rank = cluster_rank(), cluster = params.grid.blocks - 1 - params.cluster_size.quotient(blockIdx.x);
   const SplitBlock block(params.p, params.partials, params.grid, kRows, cluster);
   if (!block.exists) return;
@@ -45,7 +49,8 @@ __global__ void __launch_bounds__(kThreads, 1) attention_latent(const __grid_con
     const int loaders = params.box > 0 ? 1 : 128;
     for (int n = 0; n < 2; ++n) {
       for (int part = 0; part < LatentRing::kParts; ++part) barrier_init(ring.full(n, part), loaders);
-      // A warpgroup frees its half of the values. Keys that are none have a place of their own, which both free.
+      // Each warpgroup frees its half of the values. Keys that are not values have a place of their own, which both
+      // free.
       for (int half = 0; half < 2; ++half) barrier_init(ring.empty(n, half), params.separate_values && n == 0 ? 8 : 4);
     }
     barrier_init(ring.q_full(), params.q_by_tma ? 1 : kMathThreads);
@@ -75,7 +80,7 @@ __global__ void __launch_bounds__(kThreads, 1) attention_latent(const __grid_con
     const float sum = over_row(math.row_sum[h], Sum());
     if (math.lane % 4 == 0) shared.row_sum[half][math.row(h)] = sum;
   }
-  named_sync(kMathBarrier, kMathThreads);  // nobody reads Q and keys any more
+  named_sync(kMathBarrier, kMathThreads);  // all have read Q and keys
   auto* const results = reinterpret_cast<LatentResults*>(dynamic + (q - shared_address(dynamic)));
   math.store_for_cluster(ring.data, *results);
   cluster_sync();
@@ -84,10 +89,10 @@ __global__ void __launch_bounds__(kThreads, 1) attention_latent(const __grid_con
   cluster_sync();
 }
 
-// How the keys of a sequence are split: the fewer a thread block has, the faster is a sequence alone and the slower are
-// many. Many rows have work for many thread blocks without that.
+// How keys are split. The fewer keys a thread block has, the faster a sequence alone, and the slower many sequences.
+// Many rows occupy many thread blocks anyway.
 struct Sharing {
-  int cluster, max_keys;  // thread blocks of a cluster, and keys of each
+  int cluster, max_keys;  // thread blocks of a cluster; most keys of each
 };
 Sharing sharing_of(std::int64_t rows) {
   if (rows <= kFewRows) return {2, 1024};
@@ -104,7 +109,7 @@ PartialResults latent_partials(const AttentionParams& p, std::byte* workspace) {
       static_cast<int>(std::min<std::int64_t>(std::int64_t{sharing.cluster} * sharing.max_keys, 1 << 30)));
 }
 
-// The map of Q, in boxes of a tile's rows. False: threads load it.
+// Makes the map of Q, in boxes of a tile's rows. False: threads load Q.
 bool make_queries_map(CUtensorMap& map, const AttentionParams& p) {
   const std::int64_t heads = std::min<std::int64_t>(p.group, kRows);
   return heads > 0 && p.group % heads == 0 && kRows % heads == 0 && is_vector(p.q, p.q_stride, 2) &&

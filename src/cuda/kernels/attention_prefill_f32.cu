@@ -1,18 +1,22 @@
-// Attention of fp32 on Hopper's 16-bit tensor cores, as exact as fp32: every operand is the sum of two fp16 components,
-// hi + lo with 22 bits, and of the four products of components the three that count are done. Numbers are scaled by
-// powers of two beforehand, so that fp16's range is no limit, and every block's P V starts from zero and is added to O
-// in fp32: tensor cores round sums towards zero, which adds up over long ones.
+// attention_prefill_f32: out = softmax(q k^T) v in fp32 on Hopper's 16-bit tensor cores, as exact as fp32.
 //
-// A first kernel writes the components of K and V as shared memory is to hold them; in the second, which has the
-// schedule of attention_prefill, one thread loads them by bulk copies, and warps write those of their own rows of Q. A
-// step issues P V of the block before and Q K^T of this one; up to 128 columns the two other warpgroups take turns at
-// that, so that one's softmax runs beside the other's products.
+// The entry attention_prefill.f32 calls it. Every operand is the sum of two fp16 components, hi + lo, of 22 bits
+// together; of their four products the three that matter are done: 6 b hq sq sk (d + dv) flops, half of that if causal.
+// Operands are scaled by powers of two into fp16's range. Each block's P V starts from zero and is added to O in fp32,
+// since tensor cores round sums towards zero, which would add up.
 //
-// Past 128 columns (kWideHead) P V is done a part of the columns at a time, since registers hold little beside O, and
-// shared memory has room for one block of K and of V: the next K comes while P V is at work, the next V during Q K^T.
-// Scores are then sums of two, since tensor cores lose more to rounding in long ones.
+// The first kernel writes the components of K and V to the workspace, laid out as in shared memory: it reads 4 bytes
+// and writes 4 bytes for each number. The second has attention_prefill's schedule: one thread loads components by bulk
+// copies, and warps write those of their own rows of Q. A step issues P V of the previous block and Q K^T of this one.
+// With up to 128 columns, the two math warpgroups take turns at issuing (ping-pong), so that one's softmax runs beside
+// the other's products.
 //
-// What 22 bits and powers of two do not carry is noted row by row: attention_simt computes these fallback rows.
+// Past 128 columns (kWideHead), registers hold little beside O, so P V is done 64 columns at a time; and shared memory
+// has room for one block of K and of V: the next K loads during P V, the next V during Q K^T. Scores are then sums over
+// two halves of the columns, since tensor cores lose more to rounding in long sums.
+//
+// Rows whose numbers 22 bits do not carry are fallback rows: a bit for each goes to the workspace, and attention_simt
+// computes them in a third kernel.
 #include <cuda_runtime.h>
 
 #include <cmath>
@@ -26,17 +30,18 @@
 namespace rapt::cuda {
 namespace {
 
-// Fallback rows are those where:
-constexpr float kHugeScore = 0x1p8f;  // a score that counts is this large, in log2 units: fp32 has two more bits
+// Rows fall back where
+constexpr float kHugeScore =
+    0x1p8f;  // the largest score has this magnitude, in log2 units; fp32 has two more bits there
 constexpr float kCoarseScore =
-    0x1p-15f;  // scales of a row of Q and of K have this product: see OnlineSoftmaxF32::store()
+    0x1p-15f;  // the product of a query's and a key's scale exceeds this: see OnlineSoftmaxF32::store()
 
-// The kernels for head sizes up to kSize.
+// The sizes of the kernel for heads of up to kSize columns.
 template <int kSize_, bool kModified_>
 struct PrefillF32Config {
   static constexpr bool kSplit = false, kQuantized = false;
-  static constexpr int kBlocks = 1;                       // on a multiprocessor
-  static constexpr int kSize = kSize_, kColumns = kSize;  // of shared memory, and of products
+  static constexpr int kBlocks = 1;                       // thread blocks on a multiprocessor
+  static constexpr int kSize = kSize_, kColumns = kSize;  // columns of rows in shared memory, and of products
   static constexpr bool kModified = kModified_;           // scores need more than a scale
   static constexpr bool kDense = false;
   static constexpr int kGroups = 2, kLoadThreads = 128, kThreads = kLoadThreads + 128 * kGroups;
@@ -46,26 +51,26 @@ struct PrefillF32Config {
                 "or warpgroups wait for registers for ever: there are no more than the launch took");
   static constexpr int kProducers = 96;  // threads that put tiles into shared memory
   static constexpr int kRows = kGroupRows * kGroups, kKeys = kSize == 64 ? 128 : kSize == 256 ? 32 : 64;
-  static constexpr int kStages = kWideHead ? 1 : 2;               // blocks of K and of V at a time
-  static constexpr int kColumnsAtOnce = kWideHead ? 64 : kSize;   // columns of P V at a time
+  static constexpr int kStages = kWideHead ? 1 : 2;               // blocks of K, and of V, in shared memory
+  static constexpr int kColumnsAtOnce = kWideHead ? 64 : kSize;   // columns of P V that are done at once
   static constexpr int kGroupBytes = 2 * kGroupRows * kSize * 2;  // both components of a warpgroup's rows of Q
   static constexpr int kBlockBytes = 2 * kKeys * kSize * 2;
-  static constexpr int kScales = kKeys + 4;  // of a block: of the rows of K, of V, and three for 16 bytes
-  static constexpr int kAllScales = kStages * kScales + kRows;  // of the stages, then of Q
+  static constexpr int kScales = kKeys + 4;  // factors of a block: of each row of K, of V, and padding to 16 bytes
+  static constexpr int kAllScales = kStages * kScales + kRows;  // of all stages, then of Q's rows
   static constexpr int kSharedBytes = kGroups * kGroupBytes + 2 * kStages * kBlockBytes + kAllScales * 4 + 1024;
-  static constexpr float kRescaleThreshold = 0;  // the shift is the maximum so far
+  static constexpr float kRescaleThreshold = 0;  // the shift is always the row maximum
   static constexpr float kShift = kWeightShift, kOne = kWeightOne;
   using Tiles = Tiling<kRows>;
   using Blocks = Blocking<kKeys>;
 };
 
 struct PrefillF32Params : ComponentParams {
-  float scale;                   // of scores; Q takes the sign
-  bool scales_after_modifiers;   // it counts after the modifiers
-  std::uint16_t* fallback_rows;  // of 16 rows each: a bit for each that attention_simt is to compute
+  float scale;                   // factor of scores; a negative scale's sign goes to Q
+  bool scales_after_modifiers;   // the factor is applied after the modifiers
+  std::uint16_t* fallback_rows;  // a bit for each row, 16 rows to a number: attention_simt is to compute them
 };
 static_assert(kGroupRows == kSimtRows, "a warpgroup's rows are a tile of attention_simt");
-// A bit for each row of such tiles.
+// Bytes of fallback_rows.
 std::size_t fallback_bytes(const AttentionParams& p) {
   return static_cast<std::size_t>(simt_tiles(p)) * sizeof(std::uint64_t);
 }
@@ -73,16 +78,16 @@ std::size_t fallback_bytes(const AttentionParams& p) {
 template <class C>
 using Stages = Ring<C::kStages>;
 
-// K and V to shared memory: one thread.
+// Loads K and V to shared memory, by one thread.
 template <class C>
 __device__ void load(const PrefillF32Params& params, const TileQueue& queue, const Tile<C>* tiles, const Stages<C>& k,
                      const Stages<C>& v, std::uint32_t scales) {
   for (int t = 0, n = 0;; ++t) {
     queue.wait_full(t);
-    const Tile<C>& tile = tiles[t % kQueueTiles];  // not released by its readers before all of it is loaded
+    const Tile<C>& tile = tiles[t % kQueueTiles];  // its readers release it after they have used all of its blocks
     if (tile.blocks == 0) break;
     const Head head(params.p, tile.b, tile.hk);
-    // OnlineSoftmaxF32 that see no key have a block all the same.
+    // Rows that see no key have a block all the same.
     const std::int64_t first = C::Blocks::number(head, tile.end > tile.begin ? tile.key : C::Blocks::origin(head));
 #pragma unroll 1
     for (int i = tile.blocks - 1; i >= 0; --i, ++n) {
@@ -99,7 +104,7 @@ __device__ void load(const PrefillF32Params& params, const TileQueue& queue, con
   }
 }
 
-// A math warpgroup's state.
+// A math warpgroup's state: weights, O and statistics of its rows.
 template <class C>
 struct OnlineSoftmaxF32 : SoftmaxState<C> {
   using SoftmaxState<C>::kScores, SoftmaxState<C>::kOut, SoftmaxState<C>::lane, SoftmaxState<C>::warp_row,
@@ -109,11 +114,13 @@ struct OnlineSoftmaxF32 : SoftmaxState<C> {
   static constexpr int kColumnsAtOnce = C::kColumnsAtOnce / 2;
 
   const PrefillF32Params& params;
-  std::uint32_t hi[kScores / 2] = {}, lo[kScores / 2] = {};  // weights of the block before the one in s, as operand A
-  float value_scale = 0;                                     // of that block
-  float factor[2];                                           // of scores
-  // Largest of what was seen: scales of rows of K, by the lane; scores before modifiers, likewise; scales of blocks of
-  // V.
+  std::uint32_t hi[kScores / 2] = {},
+                             lo[kScores / 2] =
+                                 {};  // components of the weights of the block before the one in s, as operand A
+  float value_scale = 0;              // that block's factor on P V
+  float factor[2];                    // each row's factor on scores
+  // Maxima so far: of the scales of K's rows that the lane saw; of scores before modifiers, likewise; of the scales of
+  // blocks of V.
   float key_scale[2], raw_max[2], top_value_scale[2];
 
   __device__ OnlineSoftmaxF32(const PrefillF32Params& params) : params(params) {}
@@ -127,10 +134,11 @@ struct OnlineSoftmaxF32 : SoftmaxState<C> {
     }
   }
 
-  // From products of keys [key, ...), counted like `first`, to scores but for `factor`. `scales` are the block's.
+  // Turns products with keys [key, key + kKeys), counted from the tile's first, into scores, except for `factor`.
+  // `scales` are the block's.
   __device__ void finish_scores(float (&s)[kScores], const Tile<C>& tile, int key, const float* scales) {
     const auto keys = [&](int j) { return *reinterpret_cast<const float2*>(scales + j + column); };
-    int from[2], to[2];  // the columns that rows see, as if the lane's first were 0
+    int from[2], to[2];  // the columns [from, to) that rows see, counted from the lane's first
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const auto& r = tile.row_info[row(h)];
@@ -182,7 +190,7 @@ struct OnlineSoftmaxF32 : SoftmaxState<C> {
     value_scale = scales[C::kKeys];
   }
 
-  // To weights.
+  // Scores to weights, as components.
   __device__ void softmax(float (&s)[kScores]) {
     float by[2], neg_m[2], sum[2] = {};
 #pragma unroll
@@ -203,13 +211,13 @@ struct OnlineSoftmaxF32 : SoftmaxState<C> {
       sum[h] += a + b;
       split_f16(a, b, hi[i / 2], lo[i / 2]);
     }
-    pin(hi);  // or the compiler moves the exponentials to the products that need them
+    pin(hi);  // or the compiler moves exponentials to the products that use them
     pin(lo);
 #pragma unroll
     for (int h = 0; h < 2; ++h) row_sum[h] = fmaf(row_sum[h], rescale[h], sum[h]);
   }
 
-  // From column part * C::kColumnsAtOnce on.
+  // Adds P V of columns from part * kColumnsAtOnce on to O.
   __device__ void add(const float (&pv)[kColumnsAtOnce], int part) {
 #pragma unroll
     for (int i = 0; i < kColumnsAtOnce; ++i) {
@@ -218,7 +226,7 @@ struct OnlineSoftmaxF32 : SoftmaxState<C> {
     }
   }
 
-  // Results of the tile.
+  // Normalises and stores the tile's results, and notes its fallback rows.
   __device__ void store(const Tile<C>& tile) {
     const AttentionParams& p = params.p;
     bool falls_back[2];
@@ -227,8 +235,9 @@ struct OnlineSoftmaxF32 : SoftmaxState<C> {
       const auto& r = tile.row_info[row(h)];
       row_sum[h] = over_row(row_sum[h], Sum());
       if (r.lse >= 0 && lane % 4 == 0) p.lse[r.lse] = lse_of(row_max[h], row_sum[h] * (1 / C::kOne), r.alibi_shift);
-      const float about = __fdividef(1, row_sum[h]);  // and a step of Newton's method
-      const float output_scale = row_sum[h] == 0 ? 0.f : fmaf(about, fmaf(-row_sum[h], about, 1), about) * C::kOne;
+      const float estimate = __fdividef(1, row_sum[h]);  // refined by a Newton step below
+      const float output_scale =
+          row_sum[h] == 0 ? 0.f : fmaf(estimate, fmaf(-row_sum[h], estimate, 1), about) * C::kOne;
       float nan_or_0 = row_sum[h] * 0, smallest = kInfinity, largest = 0;
 #pragma unroll
       for (int i = 0; i < kOut; ++i) {
@@ -238,12 +247,12 @@ struct OnlineSoftmaxF32 : SoftmaxState<C> {
         largest = fmaxf(largest, fabsf(o[i]));
         if (o[i] != 0) smallest = fminf(smallest, fabsf(o[i]));
       }
-      // Numbers of V below 2^-3 of their scaled block have lost digits. Sums of many have others beside them; what is
-      // mostly one key's is told by its size, and so are rows that are all small.
+      // Numbers of V below 2^-3 of their scaled block have lost digits. In a sum of many, larger ones outweigh them;
+      // rows whose result is mostly one key's value, or small in all columns, are found by their size.
       const float coarse = top_value_scale[h] * C::kOne * (kLoError * 0x1p21f);
       const bool small = over_row(largest, Max()) < coarse || (row_sum[h] < 4 * C::kOne && smallest < coarse);
-      // Likewise those of Q and K, 2^-25 off beside up to 2^15: the score by less than the product of both scales
-      // times 2^-6, whatever else is in it.
+      // Numbers of Q and K are off by up to 2^-25, beside numbers up to 2^15: a score is off by less than 2^-6 times
+      // the product of both scales.
       const bool carried =
           fabsf(row_max[h]) < kHugeScore && raw_max[h] < kHugeScore && key_scale[h] * factor[h] <= kCoarseScore;
       falls_back[h] = r.out >= 0 && !(nan_or_0 == 0 && !small && (row_max[h] == -kInfinity || carried));
@@ -256,21 +265,21 @@ struct OnlineSoftmaxF32 : SoftmaxState<C> {
   }
 };
 
-// A math warpgroup.
+// A math warpgroup: all tiles of its thread block.
 template <class C>
 __device__ void attend(const PrefillF32Params& params, const TileQueue& queue, const Tile<C>* tiles, std::uint32_t q,
                        const Stages<C>& k, const Stages<C>& v, float* scales, int group) {
   constexpr int kColumnParts = C::kSize / C::kColumnsAtOnce, kSteps = C::kSize / 16 / (C::kWideHead ? 2 : 1);
-  constexpr int kLow = kGroupRows * C::kSize / 8;  // of descriptors, from hi of Q to lo
+  constexpr int kLow = kGroupRows * C::kSize / 8;  // descriptor offset from Q's hi to its lo
   constexpr int kBlockLow = C::kKeys * C::kSize / 8;
   OnlineSoftmaxF32<C> rows(params);
   float* const query_scales = scales + C::kStages * C::kScales;
-  // Named barriers: kTurnBarrier + group opens a warpgroup's turn at issuing products, kGroupBarrier + group is its
-  // own.
+  // Named barriers: kTurnBarrier + group opens a warpgroup's turn at issuing products; kGroupBarrier + group
+  // synchronises a warpgroup.
   constexpr int kTurnBarrier = 1, kGroupBarrier = kTurnBarrier + C::kGroups;
-  const auto bring_queries = [&](const Tile<C>& tile) {
+  const auto load_queries = [&](const Tile<C>& tile) {
     const auto sync = [&] { named_sync(kGroupBarrier + group, 128); };
-    sync();  // nobody reads the last tile's any more
+    sync();  // all warps have read the last tile's Q
     write_queries(params, tile, rows.warp_row, q, query_scales);
     fence_async_proxy();
     sync();
@@ -279,25 +288,25 @@ __device__ void attend(const PrefillF32Params& params, const TileQueue& queue, c
   queue.wait_full(0);
   bool has_tile = tiles[0].blocks > 0;
   if (!has_tile) return;
-  bring_queries(tiles[0]);
+  load_queries(tiles[0]);
 
-  // The first turn. With one slot for a block turns would keep it in use for half a step longer.
+  // Opens the first turn. (With one slot for a block, turns would keep it in use half a step longer.)
   if (!C::kWideHead && group == C::kGroups - 1) named_arrive(kTurnBarrier, 256);
   const std::uint32_t q_matrix = matrix_at(q);
-  int t = 0;                // tiles so far
-  int block = 0;            // of the tile, whose scores these are
-  bool first_block = true;  // it is its tile's first, or there is no more; O is complete once the weights are used
-  for (int n = 0;; ++n) {   // K and V blocks so far; V's are one behind
+  int t = 0;                // tiles begun
+  int block = 0;            // the tile's key block whose scores are in s
+  bool first_block = true;  // s is of the tile's first block, or of none; O of the tile before is complete then
+  for (int n = 0;; ++n) {   // counts K blocks; V blocks are one behind
     if (has_tile && !C::kWideHead) k.wait_full(n);
     if (n > 0) v.wait_full(n - 1);
 
-    // P V of the block before, then S = Q K^T of this one. The first and the last time one of them is for nothing.
+    // P V of the previous block, then S = Q K^T of this one. In the first pass P is 0, and in the last S is not used.
     if constexpr (!C::kWideHead) named_sync(kTurnBarrier + group, 256);
     const std::uint32_t k_matrix = matrix_at(k.slot(n));
     const std::uint32_t v_matrix = matrix_at(v.slot(n + C::kStages - 1), C::kKeys * 128);
     const auto multiply_values = [&](int part) {
 #pragma unroll
-      for (int product = 0; product < 3; ++product)  // small ones first
+      for (int product = 0; product < 3; ++product)  // the smallest products first
 #pragma unroll
         for (int i = 0; i < C::kKeys / 16; ++i)
           wgmma_ab<__half>(
@@ -326,10 +335,10 @@ __device__ void attend(const PrefillF32Params& params, const TileQueue& queue, c
       multiply_values(part);
       wgmma_wait<0>();
       pin(pv);
-      rows.add(pv, part);  // the first time to what begin() forgets
+      rows.add(pv, part);  // in the first pass, to an O that begin() resets
       pin(pv);
     }
-    if (has_tile && C::kWideHead) k.wait_full(n);  // late: where there is one slot, the block may be on its way
+    if (has_tile && C::kWideHead) k.wait_full(n);  // waits this late, as with one slot the block may still be loading
     wgmma_fence();
     multiply_values(kColumnParts - 1);
     multiply_keys(s, 0);
@@ -340,7 +349,7 @@ __device__ void attend(const PrefillF32Params& params, const TileQueue& queue, c
       v.release(n - 1);
       rows.add(pv, kColumnParts - 1);
     }
-    if constexpr (C::kWideHead) {  // the other half of the columns, where P V was
+    if constexpr (C::kWideHead) {  // the second half of the columns, in the registers of P V
       auto& second_half = reinterpret_cast<float(&)[OnlineSoftmaxF32<C>::kScores]>(pv);
       pin(pv);
       wgmma_fence();
@@ -368,17 +377,17 @@ __device__ void attend(const PrefillF32Params& params, const TileQueue& queue, c
     const Tile<C>& tile = tiles[t % kQueueTiles];
     first_block = --block == 0;
     rows.finish_scores(s, tile, block * C::kKeys, scales + n % C::kStages * C::kScales);
-    fence_async_proxy();  // scales were read by ordinary loads, and bulk copies follow
+    fence_async_proxy();  // orders the ordinary loads of scales before the bulk copies that overwrite them
     __syncwarp();
     k.release(n);
     rows.softmax(s);
     if (first_block) {
       queue.wait_full(++t);
       has_tile = tiles[t % kQueueTiles].blocks > 0;
-      if (has_tile) bring_queries(tiles[t % kQueueTiles]);
+      if (has_tile) load_queries(tiles[t % kQueueTiles]);
     }
   }
-  if (!C::kWideHead && group == 0) named_sync(kTurnBarrier, 256);  // takes the last turn, which no warpgroup wants
+  if (!C::kWideHead && group == 0) named_sync(kTurnBarrier, 256);  // takes the last turn, which no warpgroup waits for
 }
 
 template <class C>
@@ -406,7 +415,7 @@ __global__ void __launch_bounds__(C::kThreads, 1)
   if (threadIdx.x < 128) {
     registers_decrease<C::kLoadRegisters>();
     if (threadIdx.x == 0) {
-      wait_on_dependent_grids();  // it writes what is loaded here
+      wait_on_dependent_grids();  // the previous kernel writes the components
       load<C>(params, queue, tiles, k, v, scales);
     }
     if (threadIdx.x >= 32) {
@@ -424,7 +433,7 @@ __global__ void __launch_bounds__(C::kThreads, 1)
   }
 }
 
-// Where things lie in the workspace, and how much of it they take.
+// Lays out the workspace, and returns its bytes.
 template <class C>
 std::size_t lay_out(PrefillF32Params& params, std::byte* workspace) {
   const AttentionParams& p = params.p;
@@ -441,14 +450,14 @@ std::size_t lay_out(PrefillF32Params& params, std::byte* workspace) {
   return bytes;
 }
 
-constexpr std::int64_t kFewBlocks = 16;  // to a multiprocessor, of `prefill_f32_components`
+constexpr std::int64_t kFewBlocks = 16;  // thread blocks of prefill_f32_components_sparse for each multiprocessor
 
 template <class C>
 cudaError_t launch(PrefillF32Params& params, std::byte* workspace, cudaStream_t stream) {
   const AttentionParams& p = params.p;
   lay_out<C>(params, workspace);
   cudaError_t status = cudaSuccess;
-  // Tiles of ragged sequences may be empty, and then no warp sets their bits.
+  // Tiles of ragged sequences may be empty: no warp writes their bits.
   if (p.total_q >= 0) status = cudaMemsetAsync(params.fallback_rows, 0, fallback_bytes(p), stream);
   if (status != cudaSuccess) return status;
   const int processors = plan_grid<C>(params, 2 * 4 * C::kSize);

@@ -1,4 +1,7 @@
-// attention_prefill_f8: which calls it takes, V transposed, and the launches.
+// attention_prefill_f8: attention whose q, k and v are f8e4m3, multiplied as they are on Hopper's tensor cores.
+//
+// The opt-in entry attention_prefill.f8e4m3 calls it. The first kernel transposes V into the workspace (2 b hk sk dv
+// bytes read and written); the second (prefill_f8_kernel.cuh) does 2 b hq sq sk (d + dv) flops, half of that if causal.
 #include <cuda_runtime.h>
 
 #include "cuda/hopper/tma.cuh"
@@ -13,13 +16,13 @@ std::int64_t padded_keys(const AttentionParams& p) {
   return ceil_div(p.sk, kBlockKeys) * kBlockKeys;
 }
 
-// V as [b][hk][column][key], a block of keys at a time, zeros behind the last one. Keys of each 16 are in the order of
-// the weights that a lane has in a register: in place 4 t + n is key 2 t + n % 2 + n / 2 * 8.
+// Writes V as [b][hk][column][key], a block of keys at a time, with zeros past the last key. Keys of each 16 are in the
+// order of the weights in a lane's registers: place 4 t + n holds key 2 t + n % 2 + n / 2 * 8.
 template <int kSize>
 __global__ void __launch_bounds__(kTransposeThreads)
     prefill_f8_transpose_values(const __grid_constant__ AttentionParams p, std::uint8_t* to, std::int64_t row_keys,
                                 unsigned head_blocks) {
-  constexpr int kWords = kSize / 4, kKeyTiles = kBlockKeys / 16;  // of a key; of the block
+  constexpr int kWords = kSize / 4, kKeyTiles = kBlockKeys / 16;  // words of a key; groups of 16 keys in a block
   __shared__ uint4 columns[kSize][kKeyTiles];
   launch_dependent_grids();
   const unsigned head = blockIdx.x / head_blocks;
@@ -81,10 +84,11 @@ std::optional<cudaError_t> launch(const AttentionParams& p, std::byte* workspace
   params.tiles = static_cast<int>(tiles), params.all_tiles = static_cast<int>(all_tiles);
   const Sequence sequence{0, 0, p.sq, p.sk, 0};
   constexpr std::int64_t kFar = 1 << 30;
-  const std::int64_t limit = std::min(p.sk + p.sq, kFar);  // past all keys from any row
+  const std::int64_t limit = std::min(p.sk + p.sq, kFar);  // further than all keys from any row
   params.window = static_cast<int>(
       p.score.right == kOpen ? limit : clamp_to(row_offset(p.score, sequence) + p.score.right + 1, -limit, limit));
-  // Long causal tiles first, or the last ones to begin would be the last to end; and heads whose keys fit L2 together.
+  // Causal: the longest tiles of all heads first, or the last tiles to begin would be the last to end. Also if the keys
+  // of all heads fit in L2.
   params.heads_first = params.window < p.sk || p.b * p.hk * p.sk * p.d < 18'000'000;
   const Strides& s = p.out_stride;
   params.pairs = p.out_type == DType::bf16 && s.d == 1 && reinterpret_cast<std::uintptr_t>(p.out) % 4 == 0 &&
@@ -98,7 +102,7 @@ std::optional<cudaError_t> launch(const AttentionParams& p, std::byte* workspace
   return launch_kernel(true, attention_prefill_f8<C>, blocks, C::kThreads, C::kSharedBytes, stream, params);
 }
 
-// Whether vectors reach all rows, and a head's queries have one scale.
+// Whether rows of q, k and v are aligned to 16 bytes, and a head's queries have one scale.
 bool can_load(const AttentionParams& p) {
   return p.sk > 0 && is_vector(p.q, p.q_stride, 1) && is_vector(p.k, p.k_stride, 1) && is_vector(p.v, p.v_stride, 1) &&
          (!p.q_scale || p.q_scale_stride.s == 0);

@@ -1,5 +1,5 @@
-// How keys, values and Q come to shared memory in attention_latent: by TMA where tensor maps can describe their rows,
-// else keys and values by the threads of the first warpgroup, and Q by those of the others.
+// attention_latent's loads of Q, keys and values: by TMA where tensor maps can describe their rows; else keys and
+// values by the threads of the first warpgroup, and Q by those of the others.
 #pragma once
 
 #include "cuda/hopper/pipeline.cuh"
@@ -8,8 +8,8 @@
 
 namespace rapt::cuda {
 
-// By one warp, whose lanes have one box of a block's keys each, where tensor maps describe keys and values; and Q,
-// where one describes it.
+// Loads keys and values by TMA, by one warp whose lanes have one box of a block's keys each; and Q, if a map describes
+// it.
 __device__ inline void load_by_tma(const LatentParams& params, const SplitBlock& block, const LatentShare& share,
                                    const LatentRing& ring, std::uint32_t q) {
   const AttentionParams& p = params.p;
@@ -29,7 +29,8 @@ __device__ inline void load_by_tma(const LatentParams& params, const SplitBlock&
   for (int i = 0; i < share.blocks; ++i) {
     const KeyBoxes::Box current = next;
     if (i + 1 < share.blocks)
-      next = boxes.box_at(p, params.page_size, share.key_of(i + 1));  // early: it may be in a table, in device memory
+      next =
+          boxes.box_at(p, params.page_size, share.key_of(i + 1));  // a block ahead: the page table is in device memory
 #pragma unroll 1
     for (int values = 0; values < (params.separate_values ? 2 : 1); ++values) {
       const int n = params.separate_values ? 2 * i + values : i;
@@ -51,7 +52,7 @@ __device__ inline void load_by_tma(const LatentParams& params, const SplitBlock&
   }
 }
 
-// Panels [begin, end) of `rows` rows, as load_rows() puts them there, by one warp.
+// Loads panels [begin, end) of `rows` rows as load_rows() does, by one warp.
 __device__ __forceinline__ void load_panels(int rows, std::uint32_t to, const void* x, std::int64_t at,
                                             std::int64_t stride, int size, bool vector, int begin, int end) {
 #pragma unroll 1
@@ -60,13 +61,13 @@ __device__ __forceinline__ void load_panels(int rows, std::uint32_t to, const vo
                      stride, size - panel * 64, vector, 0);
 }
 
-// By a warpgroup, whatever the keys' layout. Only keys that some row sees are read.
+// Loads keys and values by a warpgroup, in any layout. Reads only keys that some row sees.
 __device__ inline void load_by_threads(const LatentParams& params, const SplitBlock& block, const LatentShare& share,
                                        const LatentRing& ring) {
   constexpr int kWarpRows = kKeys / 4;
   const AttentionParams& p = params.p;
   const int first = threadIdx.x / 32 * kWarpRows, lane = threadIdx.x % 32;
-  std::uint32_t filling = 0;  // the first barrier of the half whose copies are under way
+  std::uint32_t filling = 0;  // first full barrier of the half whose copies are in flight
   const auto filled = [&] {
     fence_async_proxy();
     barrier_arrive(filling), barrier_arrive(filling + 8);
@@ -84,7 +85,7 @@ __device__ inline void load_by_threads(const LatentParams& params, const SplitBl
 #pragma unroll 1
       for (int half = 0; half < 2; ++half) {
         if (!ring.is_empty(n, half)) {
-          if (filling) {  // or those who wait for it never free this place
+          if (filling) {  // or its readers, who wait for it, would never free this place
             copy_wait<0>();
             filled();
           }
@@ -106,7 +107,7 @@ __device__ inline void load_by_threads(const LatentParams& params, const SplitBl
   if (filling) filled();
 }
 
-// The tile's rows of Q, by the math warps.
+// Loads the tile's rows of Q, by the math warps.
 __device__ inline void load_q(const LatentParams& params, const SplitBlock& block, const LatentShared& shared,
                               std::uint32_t q) {
   constexpr int kWarpRows = kRows / kMathWarps;

@@ -1,5 +1,5 @@
-// How the thread blocks of a cluster merge their results in attention_latent, each some of the rows, and where these
-// go: to the output if no sequence has more than one split, else to attention_combine as partial results.
+// attention_latent's merge: each thread block of a cluster adds up the cluster's results of some of the rows, and
+// stores them: to the output if no sequence has more than one split, else as partial results for attention_combine.
 #pragma once
 
 #include "cuda/kernels/latent_config.cuh"
@@ -7,8 +7,8 @@
 
 namespace rapt::cuda {
 
-// A row's m and l from those of all sharers, by one thread; and, if there is nothing to combine, its lse and what makes
-// results of O.
+// Merges a row's row_max and row_sum over the thread blocks that have keys, by one thread; and, if there is nothing to
+// combine, works out its lse and what turns O into results.
 __device__ __forceinline__ void merge_sums(const LatentParams& params, const Head& head,
                                            const SplitRows<kRows>& of_rows, int row, int sharers,
                                            std::uint32_t results_at, LatentResults& results) {
@@ -27,7 +27,7 @@ __device__ __forceinline__ void merge_sums(const LatentParams& params, const Hea
     results.factor[row][i] = factor;
   }
   results.top[row] = top, results.sum[row] = sum;
-  if (params.writes_output) {  // what attention_combine makes of an only split, to the bit
+  if (params.writes_output) {  // the same bits as attention_combine makes of a single split
     Row found;
     found.token = of_rows.token[row], found.q_head = of_rows.q_head[row];
     const FinalizedRow f = finalize_row(top, sum, sink_of(head, found), alibi_shift_log2(head, found));
@@ -37,8 +37,8 @@ __device__ __forceinline__ void merge_sums(const LatentParams& params, const Hea
   }
 }
 
-// By the math warps of the cluster's thread block `rank` of `sharers`. `out` and `results_at` say where each of these
-// has left its O and LatentResults; this one's own are `block_out` and `results`.
+// Called by the math warps of thread block `rank` of `sharers`. `out` and `results_at`: where each thread block has
+// left its O and LatentResults, as shared addresses; `block_out` and `results` are this block's own.
 template <class T>
 __device__ void merge(const LatentParams& params, const SplitBlock& block, LatentShared& shared, int sharers, int rank,
                       std::uint32_t out, const std::uint8_t* block_out, std::uint32_t results_at,
@@ -54,7 +54,7 @@ __device__ void merge(const LatentParams& params, const SplitBlock& block, Laten
 
   const int lane = threadIdx.x % 32, column = 4 * lane, size = static_cast<int>(p.dv);
   const int first = rank + thread / 32 * sharers, step = kMathWarps * sharers;
-  unsigned fallback = 0;  // of the warp's rows: fallback rows, for the end
+  unsigned fallback = 0;  // bit i: the warp's i-th row falls back
   int number = -1;
 #pragma unroll 2
   for (int row = first; row < rows; row += step) {
@@ -117,8 +117,8 @@ __device__ void merge(const LatentParams& params, const SplitBlock& block, Laten
         }
       }
     } else {
-      // By way of the row's place in this thread block's own O, so that lanes store columns side by side. The others
-      // read only those of the rows that they merge.
+      // Through the row's place in this thread block's O, so that lanes store neighbouring columns. Other thread blocks
+      // read only rows that they merge.
       const std::uint32_t row_slot = out + row * kOutPitch;
 #pragma unroll
       for (int n = 0; n < kFours; ++n) {
@@ -137,7 +137,7 @@ __device__ void merge(const LatentParams& params, const SplitBlock& block, Laten
     const bool falls_back = __any_sync(~0u, any_nan != 0) || (top != -kInfinity && fabsf(top) >= kHugeScore);
     if (falls_back) fallback |= 1u << number;
   }
-  __syncwarp();  // before the same rows are stored once more
+  __syncwarp();  // the rows have been stored before they are stored again
 #pragma unroll 1
   for (int row = block.row_begin + first; fallback != 0; fallback >>= 1, row += step)
     if (fallback & 1)

@@ -1,5 +1,5 @@
-// What the two math warpgroups of attention_latent do with blocks of keys: scores and the online softmax of every other
-// block, and the products of all weights with their half of the values' columns.
+// attention_latent's two math warpgroups: scores and online softmax of every other key block, and P V of all blocks in
+// one half of the values' columns.
 #pragma once
 
 #include <type_traits>
@@ -9,11 +9,11 @@
 
 namespace rapt::cuda {
 
-// A math warpgroup: `half` of O's columns, in registers, and the blocks of keys that are its own.
+// A math warpgroup: `half` of O's columns in registers, and the key blocks that it owns.
 template <class T>
 struct LatentSoftmax {
   static constexpr int kScores = kKeys / 2, kOut = kLatentMaxValueHeadSize / 4;
-  // Weights are 2^kShift times as large, so that fp16 has more of the small ones.
+  // Weights are 2^kShift times as large as in the formula: fp16 has a short range below 1.
   static constexpr float kShift = std::is_same_v<T, __half> ? 7 : 0;
 
   const LatentParams& params;
@@ -21,13 +21,13 @@ struct LatentSoftmax {
   const LatentShare& share;
   const LatentRing& ring;
   LatentShared& shared;
-  const std::uint32_t q, p;  // matrices in shared memory
+  const std::uint32_t q, p;  // addresses of Q and P in shared memory
   const int half, lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 % 4 * 16, column = lane % 4 * 2;
-  const int valid;       // keys of the first block, which are the last ones, up to where no row sees any
-  int all_from, all_to;  // keys that all rows of the warp see
+  const int valid;       // keys of the first block taken, the last ones, up to the last that a row sees
+  int all_from, all_to;  // keys [all_from, all_to) are seen by all rows of the warp
   float o[kOut] = {};
   float row_max[2] = {-kInfinity, -kInfinity},
-        row_sum[2] = {};  // l: of the lane's columns of the warpgroup's own blocks
+        row_sum[2] = {};  // row_sum: over the lane's columns of the warpgroup's own blocks
 
   __device__ LatentSoftmax(const LatentParams& params, const SplitBlock& block, const LatentShare& share,
                            const LatentRing& ring, LatentShared& shared, std::uint32_t q, std::uint32_t p, int half)
@@ -47,13 +47,13 @@ struct LatentSoftmax {
   __device__ int keys_at(int i) const { return params.separate_values ? 2 * i : i; }
   __device__ int values_at(int i) const { return params.separate_values ? 2 * i + 1 : i; }
 
-  // Queues S of block i.
+  // Issues S = Q K^T of block i.
   __device__ __forceinline__ void multiply_keys(int i, float (&s)[kScores]) {
     const int n = keys_at(i);
     const std::uint32_t q_matrix = matrix_at(q), k_matrix = matrix_at(ring.slot(n));
     if (params.separate_values && i > 0) {
-      // The other's keys come to this place in between, and both warpgroups free it. This one has to wait for them, or
-      // it would free the place of the keys before them.
+      // The other warpgroup's keys come to this place in between, and both warpgroups free it. This one waits for them
+      // first, or it would free the place for the keys before them.
       ring.wait_full_half(n - 2, 0), ring.wait_full_half(n - 2, 1);
       release_keys(i - 1);
     }
@@ -69,8 +69,8 @@ struct LatentSoftmax {
     }
     wgmma_commit();
   }
-  // The warpgroup's half of the values of block i, as a matrix. TMA may have loaded anything past the last key, or
-  // nothing: weights are 0 there, but 0 times NaN is NaN.
+  // The matrix of the warpgroup's half of the values of block i. Past the last key TMA may have loaded anything, and
+  // the places of weights of 0 must not hold NaN.
   __device__ __forceinline__ std::uint32_t values_of(int i) {
     const int n = values_at(i);
     const std::uint32_t values = ring.slot(n) + half * (kLeftPanels * kPanelBytes);
@@ -81,7 +81,7 @@ struct LatentSoftmax {
     }
     return matrix_at(values, kPanelBytes);
   }
-  // Moves the rows' m, and with it what O and l relate to. Mostly no row of the warp moves.
+  // Moves the rows' shifts to new_max, and rescales O and row_sum. In most blocks no row of the warp moves.
   __device__ __forceinline__ void rescale(const float (&new_max)[2]) {
     const float factor[2] = {exp2_approx(row_max[0] - shift_of(new_max[0])),
                              exp2_approx(row_max[1] - shift_of(new_max[1]))};
@@ -89,11 +89,11 @@ struct LatentSoftmax {
 #pragma unroll
     for (int h = 0; h < 2; ++h) row_sum[h] *= new_max[h] != row_max[h] ? factor[h] : 1, row_max[h] = new_max[h];
     if (!__any_sync(~0u, moves)) return;
-    wgmma_wait<0>();  // scores may be under way
+    wgmma_wait<0>();  // products of scores may be running
 #pragma unroll
     for (int n = 0; n < kOut; ++n) o[n] *= factor[n / 2 % 2];
   }
-  // Queues O += P V of block i, which is the other's.
+  // Issues O += P V of block i, whose weights the other warpgroup has left in shared memory.
   __device__ __forceinline__ void add_remote_values(int i) {
     named_sync(kWeightsBarrier + half, kMathThreads);
     const float new_max[2] = {shared.row_max[row(0)], shared.row_max[row(1)]};
@@ -105,7 +105,8 @@ struct LatentSoftmax {
     for (int step = 0; step < kKeys / 16; ++step) wgmma_ab<T>(o, weights + 2 * step, values + step * 128, 1);
     wgmma_commit();
   }
-  // Scores of the warpgroup's own block become weights, relative to `moved`, to which rescale() is yet to move O and l.
+  // Turns scores of the warpgroup's own block into weights relative to new_max, to which rescale() is yet to move O and
+  // row_sum.
   __device__ __forceinline__ void softmax(int i, float (&s)[kScores], float (&new_max)[2]) {
     const AttentionParams& a = params.p;
     const int key = share.key_of(i);
@@ -131,7 +132,7 @@ struct LatentSoftmax {
         s[n] = exp2_approx(s[n] + neg_m), s[n + 1] = exp2_approx(s[n + 1] + neg_m);
     }
   }
-  // Hands weights and m to the other warpgroup, by way of shared memory, and queues O += P V of them.
+  // Leaves weights and shifts in shared memory for the other warpgroup, and issues O += P V of the own block.
   __device__ __forceinline__ void add_local_values(int i, const float (&s)[kScores], const float (&new_max)[2]) {
     std::uint32_t weights[kScores / 2];
 #pragma unroll
@@ -166,16 +167,16 @@ struct LatentSoftmax {
     pin(o);
     ring.release(values_at(i), half);
   }
-  // Keys that are values, too, go as these.
+  // Frees keys that are not values. (Keys that are values are freed as values.)
   __device__ __forceinline__ void release_keys(int i) {
     if (!params.separate_values) return;
     ring.release(keys_at(i), 0);
     ring.release(keys_at(i), 1);
   }
 
-  // The warpgroup that has the first block takes the other's weights before it waits for the keys of its next, which
-  // are still to come; the one that has the second multiplies keys before it waits for the other's weights. So the
-  // tensor cores have work while weights are made, and places for keys are soon free again.
+  // The warpgroup of the first of two blocks adds the other's values before it waits for its next keys, which are still
+  // to come; the warpgroup of the second multiplies its keys before it waits for the other's weights. So the tensor
+  // cores have work during softmax, and places are freed early.
   __device__ void attend() {
     if (share.blocks == 0) return;
     float s[kScores], new_max[2];
@@ -215,7 +216,7 @@ struct LatentSoftmax {
     }
   }
 
-  // Leaves O, m and l in shared memory, for the cluster.
+  // Leaves O, row_max and row_sum in shared memory, for the cluster.
   __device__ void store_for_cluster(std::uint32_t out, LatentResults& results) const {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {

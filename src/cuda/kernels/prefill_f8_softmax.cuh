@@ -1,12 +1,11 @@
-// What a thread does of attention by products of f8e4m3, beside these products: which rows are whose, scores to
-// weights, and results.
+// attention_prefill_f8's online softmax and stores: which rows are whose, scores to weights, results.
 //
-// Scores come from the tensor cores as fp16, two to a register. No exponential is computed, and no number converted:
-// the code of an f8e4m3 number w is 8 (log2 w + 7), but for its three last bits, which are linear in w. A score times a
-// constant plus 1024, in fp16, has the weight's code in its lowest byte, rounded. So a weight is off by up to 2^(1/16)
-// of itself, 4.4 %, for its rounding, and is up to 6.2 % larger, as 1 + f stands for 2^f.
+// The tensor cores give scores in fp16, two to a register. No exponential is computed, and no number converted: the
+// code of an f8e4m3 number w is 8 (log2 w + 7), with the lowest three bits linear in w instead of log2 w. A score times
+// a constant plus 1024, in fp16, has the rounded code of its weight in its lowest byte. So a weight is off by up to
+// 2^(1/16), 4.4 %, for rounding, and up to 6.2 % too large, since 1 + f stands for 2^f.
 //
-// A row of queries is divided by a power of two where its scores might leave fp16, whatever the keys.
+// A row of queries is divided by a power of two where its scores might exceed fp16 for some keys.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -21,12 +20,12 @@ namespace rapt::cuda {
 template <int kSize_>
 struct F8Config {
   static constexpr int kSize = kSize_;                // columns
-  static constexpr int kGroups = 2, kGroupRows = 64;  // warpgroups that multiply; one thread of another loads
+  static constexpr int kGroups = 2, kGroupRows = 64;  // warpgroups that multiply; one thread of a third loads
   static constexpr int kRows = kGroups * kGroupRows, kKeys = 128, kStages = 4;
   static constexpr int kThreads = 128 * (kGroups + 1);
   static constexpr int kBlocksPerPartial = 2;
   static constexpr int kScores = kKeys / 4, kWeights = kKeys / 8;  // registers
-  static constexpr int kSums = (kSize + 8) / 2;                    // of O, and of weights
+  static constexpr int kSums = (kSize + 8) / 2;                    // registers of O and of the sums of weights
   static constexpr int kQueryBytes = kRows * kSize, kKeyBytes = kKeys * kSize;
   static constexpr int kValueBytes = ((kSize + 8) * kKeys + 1023) / 1024 * 1024;  // the swizzle's unit
   static constexpr int kStageBytes = kKeyBytes + kValueBytes;
@@ -37,10 +36,10 @@ struct F8Config {
 struct PrefillF8Params {
   AttentionParams p;
   CUtensorMap q, k, v;   // v: [b hk][columns][keys]
-  int tiles, all_tiles;  // of a query head; of the call
-  int window;            // row `token` sees the keys before token + window, up to p.sk
-  bool heads_first;      // tiles of all heads in turn, longest first; or all tiles of a head
-  bool pairs;            // results are stored two bf16 numbers at a time
+  int tiles, all_tiles;  // tiles of a query head; of the call
+  int window;            // row i sees keys [0, i + window), up to p.sk
+  bool heads_first;      // the order of tiles: all heads in turn, longest first; else head by head
+  bool pairs;            // results are stored as pairs of bf16
 };
 
 // A tile: kRows rows of a query head.
@@ -63,28 +62,28 @@ struct F8Tile {
   }
 };
 
-// A thread block's n-th tile. Waves go to and fro, as later tiles may be shorter.
+// The number of a thread block's n-th tile. Every other round goes backwards, as later tiles may be shorter.
 __device__ inline int f8_tile_number(int n, int tiles) {
   const int blocks = static_cast<int>(gridDim.x), own = static_cast<int>(blockIdx.x);
   return n * blocks + (n % 2 == 0 || (n + 1) * blocks > tiles ? own : blocks - 1 - own);
 }
-// What a thread has of its two rows, 8 apart, of which the lanes of a quad have a part of the keys each.
+// A thread's share of the online softmax of its two rows, 8 apart. The four lanes of a quad share a row's keys.
 //
-// A score s becomes 1024 + c s + b in fp16: a code as an integer, its weight 2^(code / 8 - 7) at every eighth. A shift
-// is set anew only when a code would pass the largest number's: the largest score's code is then kTop.
+// A score s becomes 1024 + c s + b in fp16: an integer code, whose weight is 2^(code / 8 - 7) at every multiple of 8. A
+// shift moves only when a code would exceed kMaxCode: the largest score then gets code kTop.
 template <class C>
 struct PrefillF8Softmax {
-  static constexpr float kCodeBias = 1024, kMaxCode = 125, kTop = 104;  // the greatest f8e4m3 number has code 126
-  static constexpr float kTopOctaves = kTop / 8, kMaxOctaves = 8000;    // of a shift that fp16 has
-  // Of the row sum of many keys, by which 1 + f is larger than 2^f on average, half is taken off lse, so that it is off
-  // by no more for few.
+  static constexpr float kCodeBias = 1024, kMaxCode = 125, kTop = 104;  // the largest f8e4m3 number has code 126
+  static constexpr float kTopOctaves = kTop / 8, kMaxOctaves = 8000;    // the largest shift that fp16 holds
+  // On average 1 + f exceeds 2^f, and the row sum of many keys with it: lse is lowered by half of that excess, so that
+  // it is off by no more where keys are few.
   static constexpr float kMeanExcess = 0.02f;
 
-  std::uint32_t c2[2], b2[2];    // c, and 1024 + b: twice in fp16
-  float c[2];                    // c / 8: octaves to a score
-  float scale_correction[2];     // c before it was rounded, over c
-  float row_max[2], rescale[2];  // the shift in octaves: of the score whose code is kTop; what O counts by
-  bool fallback[2];              // a score is no number, or its shift none that fp16 has
+  std::uint32_t c2[2], b2[2];    // c, and 1024 + b, in both halves
+  float c[2];                    // c / 8: octaves for each unit of score
+  float scale_correction[2];     // exact c over rounded c
+  float row_max[2], rescale[2];  // the shift: octaves of the score whose code is kTop; the factor of its last move on O
+  bool fallback[2];              // a score is NaN, or its shift exceeds fp16
 
   __device__ void begin(const float (&octaves)[2]) {
 #pragma unroll
@@ -97,7 +96,7 @@ struct PrefillF8Softmax {
     }
   }
 
-  // Scores to codes. Returns whether O has to be rescaled before weights with these codes are added.
+  // Scores to codes. Returns whether O must be rescaled before products with these codes are added.
   __device__ __forceinline__ bool softmax(std::uint32_t (&s)[C::kScores]) {
     std::uint32_t code_top[2][2];
 #pragma unroll
@@ -122,7 +121,7 @@ struct PrefillF8Softmax {
     for (int i = 0; i < C::kScores; ++i) s[i] = max2(fma2(s[i], c2[i % 2], b2[i % 2]), kOne2);
     return over;
   }
-  // Four weights to a register, in the order that V's keys are in.
+  // Packs four weights to a register, in the order of V's keys.
   __device__ static void pack_weights(const std::uint32_t (&s)[C::kScores], std::uint32_t (&weights)[C::kWeights]) {
 #pragma unroll
     for (int i = 0; i < C::kWeights; ++i) {
@@ -130,15 +129,16 @@ struct PrefillF8Softmax {
       weights[i] = __byte_perm(s[at], s[at + 2], 0x6420);
     }
   }
-  // lse of a row whose weights have this sum.
+  // The lse of a row whose weights have this sum.
   __device__ float lse(int b, float sum) const {
     return sum == 0 ? -kInfinity
                     : (row_max[b] * scale_correction[b] - kTopOctaves + 7 + log2f(sum)) * kLn2 - kMeanExcess;
   }
 
-  // Of rows that see the first `seen` keys, from `key` on, what is behind them.
+  // Masks scores of keys from `key` on, for rows that see the first `seen` keys.
   __device__ __forceinline__ static void mask(std::uint32_t (&s)[C::kScores], const int (&seen)[2], int key) {
-    // How many keys further on the last seen one is, and a half: times infinity, what scores are held to.
+    // The distance to the last key that the row sees, plus a half. Times infinity it is the score's upper bound: Inf or
+    // -Inf.
     std::uint32_t ahead[2];
 #pragma unroll
     for (int b = 0; b < 2; ++b) {
@@ -148,7 +148,7 @@ struct PrefillF8Softmax {
 #pragma unroll
     for (int i = 0; i < C::kScores; ++i) {
       const std::uint32_t keys = fma2(ahead[i % 2], kOnes2, negative_in_f16(i / 2 * 8));
-      s[i] = min2(s[i], fma2(keys, kInfinity2, kNegativeZero2));  // a number, or of NaN that is seen Inf
+      s[i] = min2(s[i], fma2(keys, kInfinity2, kNegativeZero2));  // a NaN that is seen becomes Inf
     }
   }
 
@@ -170,7 +170,7 @@ struct PrefillF8Softmax {
     for (const int bit : {1, 2}) x = fmaxf(x, __shfl_xor_sync(~0u, x, bit));
     return x;
   }
-  // If the row's own largest code asks for it: its shift may not depend on its neighbours.
+  // Moves the row's shift if its own largest code asks for it: it may not depend on other rows of the warp.
   __device__ __forceinline__ void update_shift(int b, std::uint32_t code_top, std::uint32_t code) {
     const float first = low_f16(code_top), second = high_f16(code_top);
     fallback[b] |= !(first < kInfinity) || !(second < kInfinity);
@@ -179,7 +179,7 @@ struct PrefillF8Softmax {
     const float octaves = rintf(largest * c[b] * 64) / 64;
     fallback[b] |= !(fabsf(octaves) < kMaxOctaves);
     b2[b] = broadcast_f16x2(kCodeBias + 8 * (kTopOctaves - octaves));
-    const float now = kTopOctaves - (low_f16(b2[b]) - kCodeBias) / 8;  // as fp16 has it
+    const float now = kTopOctaves - (low_f16(b2[b]) - kCodeBias) / 8;  // as rounded to fp16
     rescale[b] = exp2_approx(row_max[b] - now);
     row_max[b] = now;
   }
@@ -199,7 +199,7 @@ struct PrefillF8Softmax {
   }
 };
 
-// The scales of a head: of its scores in octaves, and of its values. What is not finite becomes NaN.
+// A head's scales: octaves for each unit of q k^T, and of values. What is not finite becomes NaN.
 struct HeadScales {
   float of_scores, of_values;
 
@@ -214,12 +214,12 @@ struct HeadScales {
   }
 };
 
-// Makes a warpgroup's queries such that no score leaves fp16, and scores rise with what they count as: rows are divided
-// by powers of two, and negated where `negative`. Returns what the thread's two rows were divided by. No score is
-// larger than the length of its query times that of the longest key there is, 448 times the root of its columns.
+// Scales a warpgroup's queries by powers of two so that no score exceeds fp16, and negates them if `negative`, so that
+// larger scores have larger weights. Returns the divisors of the thread's two rows. A score is at most the length of
+// its query times the length of the longest key, 448 sqrt(columns).
 template <class C>
 __device__ __forceinline__ void fit_queries(std::uint32_t q, bool negative, float (&divided)[2]) {
-  constexpr int kChunks = C::kSize / 32;  // of 16 bytes, that a thread has of the row that it shares with its neighbour
+  constexpr int kChunks = C::kSize / 32;  // 16-byte chunks of a thread, which shares a row with its neighbour
   constexpr float kMaxScore = 65000, kMaxCode = 448;
   constexpr float kMax = kMaxScore * kMaxScore / (kMaxCode * kMaxCode * C::kSize);
   const int thread = static_cast<int>(threadIdx.x) % 128, lane = thread % 32;
@@ -263,8 +263,8 @@ __device__ __forceinline__ void fit_queries(std::uint32_t q, bool negative, floa
   divided[0] = __shfl_sync(~0u, by, lane / 4 * 2), divided[1] = __shfl_sync(~0u, by, lane / 4 * 2 + 16);
 }
 
-// Stores the thread's part of a row, whose number among its two is b; NaN if it is a fallback row, which no other has.
-// Returns whether it is. All lanes of a quad call this together.
+// Stores the thread's part of a row, the b-th of its two; NaN if it is a fallback row, which no other row is. Returns
+// whether it is one. Called by all lanes of a quad.
 template <class C>
 __device__ __forceinline__ bool store_f8_row(const PrefillF8Params& params, const F8Tile& tile, int row, int b,
                                              const float (&sums)[C::kSums], const PrefillF8Softmax<C>& rows,
@@ -301,8 +301,8 @@ __device__ __forceinline__ bool store_f8_row(const PrefillF8Params& params, cons
   return !trusted;
 }
 
-// Computes the fallback rows of a warp once more, whose first row in each tile is `first`: in those of the thread
-// block's tiles whose bits are set.
+// Recomputes the warp's fallback rows, in those of the thread block's tiles n for which bit n % 32 is set. `first`: the
+// warp's first row in each tile.
 template <class C>
 __device__ __noinline__ void recompute_f8_fallback_rows(const PrefillF8Params& params, int first,
                                                         unsigned fallback_tiles) {
