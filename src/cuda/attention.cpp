@@ -271,8 +271,8 @@ AttentionParams sizes_of(const Problem& problem) {
 
 class AttentionEntry final : public DeviceEntry {
  public:
-  AttentionEntry(const AttentionKernel& kernel, const Machine& machine)
-      : DeviceEntry(kernel.name, kernel.isa, kernel.facts, machine), kernel_(kernel) {}
+  AttentionEntry(const AttentionKernel& kernel, const GpuSupport& support)
+      : DeviceEntry(kernel.name, kernel.isa, kernel.facts, support), kernel_(kernel) {}
 
   std::string_view refuse(const Problem& problem, const Context::Impl&) const override {
     const auto& attention = std::get<AttentionProblem>(problem);
@@ -304,8 +304,8 @@ class AttentionEntry final : public DeviceEntry {
 
 }  // namespace
 
-void add_attention(const Machine& machine, Entries& entries) {
-  for (const AttentionKernel& kernel : kKernels) entries.push_back(std::make_unique<AttentionEntry>(kernel, machine));
+void add_attention(const GpuSupport& support, Entries& entries) {
+  for (const AttentionKernel& kernel : kKernels) entries.push_back(std::make_unique<AttentionEntry>(kernel, support));
 }
 
 }  // namespace rapt::cuda

@@ -11,7 +11,7 @@
 
 namespace rapt::cuda {
 
-struct Machine {
+struct GpuSupport {
   std::string unusable;   // why no GPU can be used; empty if one can
   std::string not_sm90a;  // why kernels of Hopper's own instructions cannot run; empty if every GPU has them
 };
@@ -19,7 +19,7 @@ struct Machine {
 // An entry whose work is a few launches, which depend on the problem's sizes and the parameters alone.
 class DeviceEntry : public Entry {
  public:
-  DeviceEntry(std::string name, std::string isa, const KernelFacts& facts, const Machine& machine);
+  DeviceEntry(std::string name, std::string isa, const KernelFacts& facts, const GpuSupport& support);
 
   std::string_view refuse(const Problem&, const Context::Impl&) const override { return {}; }
   std::unique_ptr<EntryPlan> plan(const Problem& problem, const Context::Impl&) const final;
@@ -41,8 +41,8 @@ class DeviceEntry : public Entry {
 
 // Adds the entries of an operation, in the order of preference, to the backend's.
 using Entries = std::vector<std::unique_ptr<const Entry>>;
-void add_attention(const Machine& machine, Entries& entries);
-void add_append_kv(const Machine& machine, Entries& entries);
-void add_merge_states(const Machine& machine, Entries& entries);
+void add_attention(const GpuSupport& support, Entries& entries);
+void add_append_kv(const GpuSupport& support, Entries& entries);
+void add_merge_states(const GpuSupport& support, Entries& entries);
 
 }  // namespace rapt::cuda

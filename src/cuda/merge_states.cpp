@@ -7,8 +7,8 @@ namespace {
 
 class MergeStatesEntry final : public DeviceEntry {
  public:
-  explicit MergeStatesEntry(const Machine& machine)
-      : DeviceEntry(entry_name(kMergeStatesFacts, "cuda"), "cuda", kMergeStatesFacts, machine) {}
+  explicit MergeStatesEntry(const GpuSupport& support)
+      : DeviceEntry(entry_name(kMergeStatesFacts, "cuda"), "cuda", kMergeStatesFacts, support) {}
 
  private:
   std::size_t workspace_bytes(const Problem& problem) const override {
@@ -22,8 +22,8 @@ class MergeStatesEntry final : public DeviceEntry {
 
 }  // namespace
 
-void add_merge_states(const Machine& machine, Entries& entries) {
-  entries.push_back(std::make_unique<MergeStatesEntry>(machine));
+void add_merge_states(const GpuSupport& support, Entries& entries) {
+  entries.push_back(std::make_unique<MergeStatesEntry>(support));
 }
 
 }  // namespace rapt::cuda

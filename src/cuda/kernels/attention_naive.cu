@@ -1,5 +1,8 @@
-// softmax(q k^T) v in three steps with the S x S matrix between them: the baseline, and a check of everything else. One
-// block to a row.
+// attention_naive: out = softmax(q k^T) v in three kernels (scores, softmax, values), with the S x S matrix in the
+// workspace: a baseline, and a check of all other kernels.
+//
+// The entry attention_naive.f32 calls it. One thread block for each row. It writes and reads the matrix twice: 16 b hq
+// sq sk bytes.
 #include "cuda/kernels/kernels.hpp"
 #include "cuda/tile/launch.cuh"
 #include "cuda/tile/score.cuh"
@@ -11,12 +14,12 @@ constexpr int kThreads = 128;
 constexpr std::int64_t kSumKeys = 32;
 constexpr std::int64_t kFinishFloats = sizeof(FinalizedRow) / sizeof(float);
 
-// The row of a block: of (query head, token) pairs, those of ragged sequences one after another.
+// A thread block's row: pairs of query head and token, with ragged sequences one after another.
 struct NaiveRow {
   Head head;
   Row row;
   FinalizedRow* finish;
-  float* scores;  // of its keys from head.oldest on
+  float* scores;  // of the keys from head.oldest on
 
   __device__ static std::int64_t sequence(const AttentionParams& p, std::int64_t row) {
     if (p.total_q < 0) return row / (p.sq * p.hk * p.group);
@@ -33,7 +36,7 @@ struct NaiveRow {
     const std::int64_t r = blockIdx.x, token = p.total_q >= 0 ? r % p.total_q - head.q_first : r % p.sq;
     row = Row(head, token, q_head(p, r));
   }
-  // Starts that do not rise lead to no row.
+  // Whether the row exists: sequence starts that decrease lead to rows that do not.
   __device__ bool exists() const { return row.token >= 0 && row.token < head.len_q; }
 };
 
@@ -53,7 +56,7 @@ __global__ void attention_naive_scores(const __grid_constant__ AttentionParams p
   }
 }
 
-// Of every thread of the block, in a fixed order.
+// Reduces over all threads of the block, in a fixed order.
 template <class Combine>
 __device__ float reduce(float x, Combine combine) {
   __shared__ float parts[kThreads];
@@ -91,7 +94,7 @@ __global__ void attention_naive_values(const __grid_constant__ AttentionParams p
   const NaiveRow r(p, all);
   if (!r.exists()) return;
   for (std::int64_t i = threadIdx.x; i < p.dv; i += kThreads) {
-    // In short sums: the rounding of a sum grows with its terms.
+    // In short sums: the rounding error of a sum grows with its length.
     double out = 0;
     for (std::int64_t block = r.head.oldest; block < r.head.len_k; block += kSumKeys) {
       float sum = 0;

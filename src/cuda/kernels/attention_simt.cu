@@ -1,6 +1,10 @@
-// Attention in fp32 on the ordinary cores of any GPU, whatever the types, strides and head sizes: FlashAttention-2's
-// schedule in shared memory. A thread block does a tile of 64 rows, and its threads, 16 side by side, each 8 x 4 of
-// everything (4 x 4 where V is wide): of the 64 x 64 scores, and of each 64 columns of the output.
+// attention_simt: out = softmax(q k^T) v in fp32 on the ordinary cores of any GPU, for all types, strides and head
+// sizes; FlashAttention-2's schedule in shared memory.
+//
+// The entry attention_simt.f32 calls it, and attention_prefill_f32 for its fallback rows. It does 2 b hq sq sk (d + dv)
+// flops, and reads K and V once from memory and once from L2 for each tile of rows. A thread block does a tile of 64
+// rows. 16 neighbouring threads share rows; each has 8 x 4 (4 x 4 where V is wide) of the 64 x 64 scores, and of every
+// 64 columns of the output.
 #include <algorithm>
 #include <type_traits>
 
@@ -16,13 +20,13 @@ constexpr int kRows = kSimtRows, kKeys = kSimtKeys, kColumns = 64;
 constexpr int kSide = 16;  // threads that share rows, all of one warp
 using Tiles = Tiling<kRows>;
 
-// How a thread block does up to kChunks times kColumns columns of V: kRowsPerThread rows by each of its threads, with
+// The shape of a thread block's work: up to kChunks * kColumns columns of V, kRowsPerThread rows for each thread, and
 // kDepth columns of Q and K in shared memory at a time.
 template <int kChunks_, int kThreads_, int kRowsPerThread_, int kDepth_>
 struct Shape {
   static constexpr int kChunks = kChunks_, kThreads = kThreads_, kRowsPerThread = kRowsPerThread_, kDepth = kDepth_;
   static constexpr int kRowStep = kThreads / kSide;            // from one row of a thread to the next
-  static constexpr int kTileRows = kRowsPerThread * kRowStep;  // of which some may not be wanted
+  static constexpr int kTileRows = kRowsPerThread * kRowStep;  // some may not be wanted
   static constexpr int kUnroll = kRowsPerThread == 1 ? 2 : 1;
   static constexpr int kOperands = std::max(kKeys * kColumns, (kTileRows + kKeys) * Matrix<kDepth>::kPitch);
   static_assert((kTileRows == kRows || kRowsPerThread == 1) && kRows == kKeys);
@@ -39,32 +43,32 @@ constexpr int kBlocksPerProcessor = kChunks <= 2   ? 3
 
 template <int kChunks>
 using FullTile = Shape<kChunks, kBlockThreads<kChunks>, kRowsOfThread<kChunks>, 32>;
-// Where few rows are wanted, each thread has one, and time goes to waiting: for fewer and larger fetches here.
+// For few wanted rows: each thread has one row, and latency counts, so fetches are fewer and larger.
 template <int kChunks>
 using SmallTile = Shape<kChunks, kBlockThreads<kChunks>, 1, 64>;
 template <int kChunks>
 constexpr int kOperandsOfBoth = std::max(FullTile<kChunks>::kOperands, SmallTile<kChunks>::kOperands);
 
-// kQuantized: keys and values, which have scales, zeros and a tail to find then.
+// kQuantized: keys and values are codes, with scales, zeros and a tail.
 template <int kOperands, bool kQuantized>
 struct Shared {
   using Place = std::conditional_t<kQuantized, KvPlace, std::int64_t>;
-  alignas(16) float operands[kOperands];  // of q and k; or kColumns columns of v
+  alignas(16) float operands[kOperands];  // columns of q and k; or of v
   alignas(16) float weights[kRows * Matrix<kKeys>::kPitch];
   Row rows[kRows];
   std::int64_t q_at[kRows], out_at[kRows], lse_at[kRows];
   Place k_at[kKeys], v_at[kKeys];
-  float row_max[kRows], rescale[kRows];  // of scores so far; and what its last move makes of earlier weights
-  int2 seen[kRows];                      // of the block's keys, the first and the end of those that a row sees
+  float row_max[kRows], rescale[kRows];  // maximum of scores so far; the factor of its last move on earlier weights
+  int2 seen[kRows];                      // the keys [x, y) of the block that a row sees
 };
 
-// A thread's place: it has rows row(i), and four columns, or keys, from 4 * tx on.
+// A thread's part of the tile: rows row(i), and four columns or keys from 4 * tx on.
 template <class S>
 struct ThreadTile {
   int tx, row_0;
 
-  // A warp is 16 threads wide and 2 high. Shared memory serves half a warp's 16 bytes each at once only if lanes that
-  // differ in bit 0, or those in bit 1, read the same: the former do of rows, the latter of keys and columns.
+  // A warp is 16 threads wide and 2 high. Shared memory serves 16 bytes for half a warp at once only if lanes that
+  // differ in bit 0, or those that differ in bit 1, read the same: the former share rows, the latter keys and columns.
   __device__ ThreadTile() {
     const int lane = threadIdx.x % 32;
     tx = (lane & 1) | (lane >> 1 & 14), row_0 = threadIdx.x / 32 * 2 + (lane >> 1 & 1);
@@ -72,7 +76,7 @@ struct ThreadTile {
   __device__ int row(int i) const { return row_0 + i * S::kRowStep; }
 };
 
-// Which of Q, K and V are fetched in fours of neighbours.
+// Which of Q, K and V are fetched as vectors of four.
 struct Vector {
   bool q, k, v;
 };
@@ -80,14 +84,14 @@ template <class From, int kWidth, int kThreads, int kFetched>
 using FetchOf = std::conditional_t<std::is_same_v<From, KvSide>, FetchCodes<kWidth, kThreads, kFetched>,
                                    Fetch<kWidth, kThreads, kFetched>>;
 
-// Over the threads that share rows: their lanes differ in these bits.
+// Reduces over the threads that share rows: their lanes differ in these bits.
 template <class Combine>
 __device__ float over_row(float x, Combine combine) {
   for (const int bit : {16, 8, 4, 1}) x = combine(x, __shfl_xor_sync(~0u, x, bit));
   return x;
 }
 
-// Which rows of the tile that begins with row `first` the threads have, and where those lie.
+// Finds the rows of the tile that begins with row `first`, and their offsets.
 template <class S, class Shared>
 __device__ __forceinline__ void find_rows(const Head& head, std::int64_t first, std::int64_t end, std::uint64_t wanted,
                                           Shared& shared) {
@@ -95,7 +99,7 @@ __device__ __forceinline__ void find_rows(const Head& head, std::int64_t first, 
   const AttentionParams& p = head.p;
   std::int64_t r = first + threadIdx.x;
   bool is_wanted = wanted >> threadIdx.x & 1;
-  if constexpr (S::kTileRows < kRows) {  // the wanted ones, then the first of them for nothing
+  if constexpr (S::kTileRows < kRows) {  // the wanted rows, then repetitions of the first one
     std::uint64_t left = wanted;
     for (unsigned i = 0; i < threadIdx.x; ++i) left &= left - 1;
     is_wanted = left != 0;
@@ -122,7 +126,7 @@ __device__ __forceinline__ TileKeys keys_of(const Row* rows, std::int64_t len_k)
   return keys;
 }
 
-// Where the keys of a block lie, and which of them each row sees. Out of line, or it takes registers from what is hot.
+// Finds the keys of a block, and which of them each row sees. Out of line, to leave registers to the inner loops.
 template <class S, class Shared>
 __device__ __noinline__ void find_keys(const Head& head, const TileKeys& keys, std::int64_t block, Shared& shared) {
   if (threadIdx.x >= kKeys) return;
@@ -150,7 +154,8 @@ __device__ __forceinline__ void multiply_keys(const ThreadTile<S>& thread, const
     __syncthreads();
     Fetch<S::kDepth, S::kThreads, S::kTileRows>(from_q, shared.q_at, depth)(
         vector.q, [&](int row, int column, float4 e) { q.four(row, column) = e; });
-    // Key 4 i + j is in row i + 16 j: a thread's four are neighbours, but what it reads beside others' is too.
+    // Key 4 i + j is stored in row i + 16 j, so that neighbouring threads, whose keys are 4 apart, read neighbouring
+    // rows.
     FetchOf<Keys, S::kDepth, S::kThreads, kKeys>(from_k, shared.k_at, depth)(
         vector.k, [&](int row, int column, float4 e) { k.four(row % 4 * kSide + row / 4, column) = e; });
     __syncthreads();
@@ -171,8 +176,8 @@ __device__ __forceinline__ void multiply_keys(const ThreadTile<S>& thread, const
   }
 }
 
-// Softcap, bias, mask and ALiBi. By way of shared memory, in a loop: code for each element of `s` would take registers
-// from the rest.
+// Applies softcap, bias, mask and ALiBi. In a loop over scores in shared memory: unrolled code would take registers
+// from the inner loops.
 template <class S, class Shared>
 __device__ __forceinline__ void modify_scores(const ThreadTile<S>& thread, const Head& head, std::int64_t block,
                                               Shared& shared, float (&s)[S::kRowsPerThread][4]) {
@@ -192,7 +197,7 @@ __device__ __forceinline__ void modify_scores(const ThreadTile<S>& thread, const
     for (int j = 0; j < 4; ++j) s[i][j] = element(scores.four(thread.row(i), 4 * thread.tx), j);
 }
 
-// Keys that rows do not see.
+// Sets scores of hidden keys to -inf.
 template <class S, class Shared>
 __device__ __forceinline__ void mask_scores(const ThreadTile<S>& thread, const Shared& shared,
                                             float (&s)[S::kRowsPerThread][4]) {
@@ -205,7 +210,7 @@ __device__ __forceinline__ void mask_scores(const ThreadTile<S>& thread, const S
   }
 }
 
-// From scores to weights in shared memory. `l` is a thread's share of the rows' sums.
+// Scores to weights, in shared memory. `row_sum`: the thread's share of its rows' sums.
 template <class S, class Shared>
 __device__ __forceinline__ void softmax(const ThreadTile<S>& thread, Shared& shared, float (&s)[S::kRowsPerThread][4],
                                         float (&l)[S::kRowsPerThread]) {
@@ -220,7 +225,7 @@ __device__ __forceinline__ void softmax(const ThreadTile<S>& thread, Shared& sha
     top = over_row(top, Max());
     const float row_max = shift_of(top);
     const float rescale = exp2_approx(old_max - row_max);
-    __syncwarp();  // all have read the maximum before
+    __syncwarp();  // all lanes have read the old maximum
     if (thread.tx == 0) shared.row_max[row] = top, shared.rescale[row] = rescale;
     float sum = 0;
 #pragma unroll
@@ -237,7 +242,7 @@ __device__ __forceinline__ void softmax(const ThreadTile<S>& thread, Shared& sha
 template <class S, class Values, class Shared>
 __device__ __forceinline__ void add_values(const ThreadTile<S>& thread, const Values& from_v, bool vector,
                                            std::int64_t column, Shared& shared, float (&o)[S::kRowsPerThread][4]) {
-  const Matrix<kColumns - 4> v = {shared.operands};  // a row at a time is read: it needs nothing between them
+  const Matrix<kColumns - 4> v = {shared.operands};  // read a row at a time, so that rows need no padding
   const Matrix<kKeys> weights = {shared.weights};
   __syncthreads();
   bool any_nonfinite = false;
@@ -246,7 +251,7 @@ __device__ __forceinline__ void add_values(const ThreadTile<S>& thread, const Va
         any_nonfinite |= !is_finite(e.x) || !is_finite(e.y) || !is_finite(e.z) || !is_finite(e.w);
         v.four(row, column) = e;
       });
-  // The block's own sum first: the rounding of a sum grows with its terms.
+  // The block's own sum first: the rounding error of a sum grows with its length.
   float sum[S::kRowsPerThread][4] = {};
   const auto add = [&](int key, auto skip) {
     float4 right[4];
@@ -281,7 +286,7 @@ __device__ __forceinline__ void add_values(const ThreadTile<S>& thread, const Va
   }
 }
 
-// Out and lse of the thread's rows.
+// Stores out and lse of the thread's rows.
 template <class S, class Shared>
 __device__ __forceinline__ void store_rows(const ThreadTile<S>& thread, const Head& head, const Shared& shared,
                                            const float (&o)[S::kChunks][S::kRowsPerThread][4],
@@ -308,7 +313,7 @@ __device__ __forceinline__ void store_rows(const ThreadTile<S>& thread, const He
   }
 }
 
-// Where keys and values come from, and which of the fetches are of four neighbours.
+// Q, K and V in global memory, and which of them are fetched as vectors.
 template <bool kQuantized>
 struct Sources {
   Source q, k, v;
@@ -334,7 +339,7 @@ struct Sources<true> {
   }
 };
 
-// The rows of tile `number` whose bits are set in `wanted`. A row's bits are the same whatever the shape.
+// Does the rows of tile `number` whose bits are set in `wanted`. A row's bits do not depend on the shape.
 template <class S, int kOperands, bool kQuantized>
 __device__ __forceinline__ void attend(const AttentionParams& p, unsigned number, std::uint64_t wanted,
                                        Shared<kOperands, kQuantized>& shared) {
@@ -357,7 +362,8 @@ __device__ __forceinline__ void attend(const AttentionParams& p, unsigned number
     if (thread.tx == 0) shared.row_max[thread.row(i)] = -kInfinity;
     l[i] = 0;
   }
-  // From a multiple of the block on, so that a row's keys are cut alike whatever rows are beside it.
+  // Blocks begin at multiples of kKeys, so that a row's keys are cut in the same places whatever other rows the tile
+  // has.
   for (std::int64_t block = keys.begin / kKeys * kKeys; block < keys.end; block += kKeys) {
     find_keys<S>(head, keys, block, shared);
     float s[S::kRowsPerThread][4] = {};
@@ -384,14 +390,14 @@ template <int kChunks, bool kQuantized>
 __global__ void __launch_bounds__(kBlockThreads<kChunks>, kBlocksPerProcessor<kChunks>)
     attention_simt(const __grid_constant__ AttentionParams p) {
   __shared__ Shared<FullTile<kChunks>::kOperands, kQuantized> shared;
-  // Heads one after another, so that K and V stay cached; the last rows first, since causal makes them the longest.
+  // Head by head, so that K and V stay in L2; the last rows first, as in causal calls they are the longest.
   const auto tiles = static_cast<unsigned>(Tiles::tiles(p)), in_head = blockIdx.x % tiles;
   attend<FullTile<kChunks>>(p, blockIdx.x - in_head + tiles - 1 - in_head, ~std::uint64_t{0}, shared);
 }
 
 constexpr int kFallbackBlocksPerProcessor = 2;
 
-// Only rows whose bits are set. Mostly none is: each thread looks at another tile.
+// attention_simt for rows whose bits are set. Mostly there are none, so each thread checks another tile.
 template <int kChunks>
 __global__ void __launch_bounds__(kBlockThreads<kChunks>, kFallbackBlocksPerProcessor)
     attention_simt_fallback(const __grid_constant__ AttentionParams p, const std::uint64_t* fallback_rows,
@@ -419,7 +425,7 @@ __global__ void __launch_bounds__(kBlockThreads<kChunks>, kFallbackBlocksPerProc
         else attend<Full>(p, tile, wanted[i], shared);
         __syncthreads();
       }
-    __syncthreads();  // all are done with `wanted`
+    __syncthreads();  // all have read `wanted`
   }
 }
 
@@ -433,9 +439,9 @@ cudaError_t launch(const AttentionParams& p, cudaStream_t stream, const std::uin
     return launch_kernel(false, kernel, tiles, kThreads, 0, stream, p);
   }
   if constexpr (kChunks > 4) {
-    return cudaErrorInvalidValue;  // the kernels that have fallback rows take values of at most 256
+    return cudaErrorInvalidValue;  // kernels with fallback rows take values of up to 256 columns
   } else {
-    // An odd number of blocks, or tiles that are alike in all heads would be one block's.
+    // An odd number of blocks: else the same tile of all heads might fall to one block.
     const unsigned blocks =
         std::min(tiles, static_cast<unsigned>(kFallbackBlocksPerProcessor * multiprocessors() / 2 * 2 + 1));
     return launch_kernel(true, attention_simt_fallback<kChunks>, blocks, kThreads, 0, stream, p, fallback_rows, tiles);

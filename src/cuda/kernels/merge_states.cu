@@ -11,7 +11,7 @@ namespace rapt::cuda {
 namespace {
 
 constexpr int kThreads = 128, kWarps = kThreads / 32;
-constexpr int kBatch = 32;     // states that parameters have room for
+constexpr int kBatch = 32;     // states that fit into the parameters of a launch
 constexpr int kColumns = 128;  // of a row at a time
 
 struct StateBatch {
@@ -32,9 +32,9 @@ __device__ T over_warp(T x, Combine combine) {
   return x;
 }
 
-// Over all of `states`, at a row; the same for each lane.
+// The weights of all states for a row; the same in each lane.
 struct Weighing {
-  float largest;  // lse, or NaN
+  float largest;  // largest lse, or NaN
   bool finite;
   double total;  // the merged lse, if that is finite
 
@@ -57,7 +57,7 @@ struct Weighing {
   }
 };
 
-// Columns [first, first + kColumns) of a row.
+// Merges columns [first, first + kColumns) of a row.
 template <class LseOf>
 __device__ void merge_columns(const MergeStatesParams& p, const AttentionState* states, const RowPosition& at,
                               const Weighing& w, std::int64_t first, LseOf lse_of) {
@@ -70,7 +70,8 @@ __device__ void merge_columns(const MergeStatesParams& p, const AttentionState* 
     const auto lane_weight = static_cast<float>(exp(static_cast<double>(lane_lse) - w.total));
     for (int i = 0; i < count; ++i) {
       const float weight = __shfl_sync(~0u, lane_weight, i);
-      if (__shfl_sync(~0u, lane_lse, i) == -kInfinity) continue;  // whatever its output holds
+      if (__shfl_sync(~0u, lane_lse, i) == -kInfinity)
+        continue;  // an empty state counts for nothing, whatever its output holds
       const AttentionState& state = states[base + i];
       const std::int64_t from = row_index(state.out_stride, at);
 #pragma unroll
@@ -78,7 +79,7 @@ __device__ void merge_columns(const MergeStatesParams& p, const AttentionState* 
         const std::int64_t column = first + 32 * n + lane;
         if (column >= p.dv) continue;
         const float x = load(state.out, state.out_type, from + column * state.out_stride.d);
-        sum[n] += is_inf(x) ? x : weight * x;  // no weight is 0, but it may be too small for a float
+        sum[n] += is_inf(x) ? x : weight * x;  // the exact weight is not 0, but it may be 0 as a float
       }
     }
   }
@@ -88,7 +89,7 @@ __device__ void merge_columns(const MergeStatesParams& p, const AttentionState* 
       store(p.out, p.out_type, row_index(p.out_stride, at) + column * p.out_stride.d, sum[n]);
 }
 
-// The states are p's, in device memory, or a batch's.
+// The states lie in device memory (p.states), or in `batch`.
 __global__ void __launch_bounds__(kThreads)
     merge_states(const __grid_constant__ MergeStatesParams p, const __grid_constant__ StateBatch batch) {
   const AttentionState* const states = p.states ? p.states : batch.states;
