@@ -2,7 +2,7 @@
 """What Nsight Compute counts in rapt's CUDA entries, as a Markdown table.
 
     bench/profile_cuda.py
-    bench/profile_cuda.py --entries wgmma --set my_problems.txt --csv ncu.csv
+    bench/profile_cuda.py --entries prefill --set my_problems.txt --csv ncu.csv
 
 Needs a GPU, PyTorch, rapt's Python package built with CUDA, `ncu` and leave to read the GPU's counters. For every entry
 an ncu runs a process that makes every call once, each on a stream of its own, by which kernels are told apart; calls that
@@ -60,7 +60,7 @@ class Failure(Exception):
 def parse_arguments(words=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--entries", type=lambda text: text.split(","), default=[""],
-                        help="parts of their names, for example wgmma,simt")
+                        help="parts of their names, for example prefill,simt")
     parser.add_argument("--set", default="cuda", help=f"{', '.join(sets.NAMES)}, or a file; types are the entry's own")
     parser.add_argument("--seconds", type=float, default=180, help="begin no call after that; default: %(default)s")
     parser.add_argument("--ncu", help="the program; default: the one on PATH, else in the usual places")

@@ -76,9 +76,9 @@ set(rapt_have_sm90a OFF)
 if("${rapt_cuda_architectures}" MATCHES "90a")
   set(rapt_have_sm90a ON)
   add_library(rapt_cuda_sm90a OBJECT src/cuda/kernels/attention_combine.cu src/cuda/kernels/attention_decode.cu
-              src/cuda/kernels/attention_decode_f32.cu src/cuda/kernels/attention_split_kv.cu
-              src/cuda/kernels/attention_latent.cu src/cuda/kernels/attention_wgmma.cu
-              src/cuda/kernels/attention_wgmma_f32.cu src/cuda/kernels/attention_wgmma_f8.cu)
+              src/cuda/kernels/attention_decode_f32.cu src/cuda/kernels/attention_decode_m64.cu
+              src/cuda/kernels/attention_latent.cu src/cuda/kernels/attention_prefill.cu
+              src/cuda/kernels/attention_prefill_f32.cu src/cuda/kernels/attention_prefill_f8.cu)
   rapt_set_cuda_properties(rapt_cuda_sm90a)
   set_target_properties(rapt_cuda_sm90a PROPERTIES CUDA_ARCHITECTURES 90a-real)
   list(APPEND rapt_cuda_objects $<TARGET_OBJECTS:rapt_cuda_sm90a>)

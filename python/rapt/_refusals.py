@@ -22,7 +22,7 @@ from rapt._info import Entry
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _MAX_HEAD_SIZE = 8192
 _MAX_CUDA_VALUE_SIZE = 576  # attention_simt's; past it is the entry with the S x S matrix
-_MAX_TENSOR_CORE_SIZE = 256  # attention_wgmma's, of 16-bit types
+_MAX_TENSOR_CORE_SIZE = 256  # attention_prefill's, of 16-bit types
 _MAX_LATENT_SIZE, _MAX_LATENT_VALUE_SIZE = 576, 512  # attention_latent's, of these types, too
 _MAX_SCALE = torch.finfo(torch.float32).max
 _NUMBERS: Any = (float, int, np.floating, np.integer)

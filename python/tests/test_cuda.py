@@ -318,7 +318,7 @@ def test_like_triton(entry):
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("d", [64, 128])
 def test_8_bit_products(d, causal):
-    name = "attention_wgmma.f8e4m3.cuda.sm90a"
+    name = "attention_prefill.f8e4m3.cuda.sm90a"
     unusable = {e["name"]: e["unusable"] for e in rapt.info()["entries"]}.get(name, "not in this build")
     if unusable:
         pytest.skip(unusable)

@@ -42,16 +42,16 @@ def call(entry, **changes):
     return {"entry": entry, "dtype": "bf16", "b": 2, "hq": 16, "sq": 4096, "d": 128, "causal": False} | changes
 
 
-CALLS = [call("attention_wgmma.bf16"), call("attention_wgmma.bf16", causal=True), call("attention_naive.f32", dtype="f32")]
+CALLS = [call("attention_prefill.bf16"), call("attention_prefill.bf16", causal=True), call("attention_naive.f32", dtype="f32")]
 SAMPLE = "\n".join(
     [
         "==PROF== Connected to process 77 (/usr/bin/python3)",
-        '==PROF== Profiling "wgmma" - 0: 0%....50%....100% - 9 passes',
+        '==PROF== Profiling "attention_prefill" - 0: 0%....50%....100% - 9 passes',
         "what the program prints, with a comma",
         HEADER,
-        *launch(0, "wgmma", 13),
+        *launch(0, "attention_prefill", 13),
         *launch(1, "simt", 13, time=("us", "2.5")),
-        *launch(2, "wgmma", 17, tensor=("", "n/a"), local_loads=("byte", "0"), local_stores=("byte", "0")),
+        *launch(2, "attention_prefill", 17, tensor=("", "n/a"), local_loads=("byte", "0"), local_stores=("byte", "0")),
         *launch(3, "naive_scores", 21),
         *launch(4, "naive_values", 21, time=("msecond", "2"), clock=("hz", "1,980,000,000")),
         "==PROF== Disconnected from process 77",
@@ -63,7 +63,7 @@ SAMPLE = "\n".join(
 def test_parse():
     launches = profile_cuda.parse_csv(SAMPLE)
     assert [(one["kernel"], one["stream"]) for one in launches] == [
-        *(("wgmma", "13"), ("simt", "13"), ("wgmma", "17"), ("naive_scores", "21"), ("naive_values", "21"))
+        *(("attention_prefill", "13"), ("simt", "13"), ("attention_prefill", "17"), ("naive_scores", "21"), ("naive_values", "21"))
     ]
     named = [{key: one["metrics"][name] for key, name in profile_cuda.METRICS.items()} for one in launches]
     assert named[0] == pytest.approx(
@@ -85,8 +85,8 @@ def test_table():
     rows = [line.strip("| ").split(" | ") for line in profile_cuda.table(attributed)]
     assert len({len(row) for i, row in enumerate(rows) if i != 1}) == 1
     assert [row[:2] for row in rows[2:]] == [
-        ["attention_wgmma.bf16", "wgmma"],  # its simt took too little time
-        ["attention_wgmma.bf16", "wgmma"],
+        ["attention_prefill.bf16", "attention_prefill"],  # its simt took too little time
+        ["attention_prefill.bf16", "attention_prefill"],
         ["attention_naive.f32", "naive_scores"],
         ["attention_naive.f32", "naive_values"],
     ]
@@ -117,7 +117,7 @@ REPORT = {
     "gpu": "A GPU",
 }
 ENTRIES = [
-    {"name": "attention_wgmma.bf16", "backend": "cuda", "unusable": ""},
+    {"name": "attention_prefill.bf16", "backend": "cuda", "unusable": ""},
     {"name": "attention_prefill.f32.avx2", "backend": "cpu", "unusable": ""},
     {"name": "attention_new", "backend": "cuda", "unusable": "not on this GPU"},
 ]
@@ -128,7 +128,7 @@ if words == ["--version"]:
     print("NVIDIA (R) Nsight Compute Command Line Profiler\\nVersion 2025.3.1.0 (build 1) (public-release)")
     sys.exit()
 assert words[words.index("--clock-control") + 1] == "none"
-assert os.environ["RAPT_KERNEL"] == "attention_wgmma.bf16"
+assert os.environ["RAPT_KERNEL"] == "attention_prefill.bf16"
 open(words[words.index("--log-file") + 1], "w").write({log!r})
 report = {report!r}
 if report:

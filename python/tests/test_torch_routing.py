@@ -32,7 +32,7 @@ def cuda_entries(*entries):
     return mock.patch.object(rapt._refusals, "_cuda_entries", return_value=made)
 
 
-SIMT, WGMMA = ("attention_simt.f32.cuda", "f32", "", ""), ("attention_wgmma.bf16.cuda", "bf16", "", "")
+SIMT, PREFILL = ("attention_simt.f32.cuda", "f32", "", ""), ("attention_prefill.bf16.cuda", "bf16", "", "")
 LATENT = ("attention_latent.bf16.cuda", "bf16", "", "")
 GPU_CASES = [
     ([], torch.float32, 16, "rapt was built without CUDA"),
@@ -40,13 +40,13 @@ GPU_CASES = [
     ([SIMT], torch.float32, 16, ""),
     ([SIMT], torch.float32, 600, "more than 576 columns"),
     ([SIMT], torch.bfloat16, 16, "torch.bfloat16 on a GPU, for which dispatch has no tensor-core kernel"),
-    ([(*WGMMA[:3], "only if forced"), SIMT], torch.bfloat16, 16, "no tensor-core kernel"),
-    ([WGMMA, SIMT], torch.bfloat16, 16, ""),
-    ([WGMMA, SIMT], torch.bfloat16, 264, "no tensor-core kernel"),
-    ([WGMMA, LATENT, SIMT], torch.bfloat16, 264, ""),
-    ([WGMMA, LATENT, SIMT], torch.bfloat16, 520, "values of more than 512"),
-    ([WGMMA, LATENT, SIMT], torch.float16, 264, "no tensor-core kernel"),
-    ([WGMMA, SIMT], torch.float16, 16, "no tensor-core kernel"),
+    ([(*PREFILL[:3], "only if forced"), SIMT], torch.bfloat16, 16, "no tensor-core kernel"),
+    ([PREFILL, SIMT], torch.bfloat16, 16, ""),
+    ([PREFILL, SIMT], torch.bfloat16, 264, "no tensor-core kernel"),
+    ([PREFILL, LATENT, SIMT], torch.bfloat16, 264, ""),
+    ([PREFILL, LATENT, SIMT], torch.bfloat16, 520, "values of more than 512"),
+    ([PREFILL, LATENT, SIMT], torch.float16, 264, "no tensor-core kernel"),
+    ([PREFILL, SIMT], torch.float16, 16, "no tensor-core kernel"),
 ]
 
 

@@ -9,22 +9,27 @@ namespace rapt::cuda {
 namespace {
 
 struct DevicePlan final : EntryPlan {
-  std::string note() const override { return std::to_string(work_items) + " tiles or rows of work"; }
+  std::string kernels;
+  std::string note() const override {
+    return std::to_string(work_items) + " tiles or rows of work" + (kernels.empty() ? "" : ", by " + kernels);
+  }
 };
 
 }  // namespace
 
-DeviceEntry::DeviceEntry(std::string named, std::string of_isa, const KernelFacts& of_kernel, const Machine& machine) {
+DeviceEntry::DeviceEntry(std::string named, std::string of_isa, const KernelFacts& of_kernel,
+                         const GpuSupport& support) {
   facts = of_kernel;
   name = std::move(named), isa = std::move(of_isa);
   if (facts.opt_in) opt_in = std::string("only if forced: ") + facts.opt_in;
-  unusable = machine.unusable.empty() && isa == "sm90a" ? machine.not_sm90a : machine.unusable;
+  unusable = support.unusable.empty() && isa == "sm90a" ? support.not_sm90a : support.unusable;
 }
 
 std::unique_ptr<EntryPlan> DeviceEntry::plan(const Problem& problem, const Context::Impl&) const {
   auto plan = std::make_unique<DevicePlan>();
   plan->workspace_bytes = workspace_bytes(problem);
   plan->work_items = work_items(problem);
+  plan->kernels = kernels(problem);
   return plan;
 }
 

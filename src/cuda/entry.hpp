@@ -11,7 +11,7 @@
 
 namespace rapt::cuda {
 
-struct Machine {
+struct GpuSupport {
   std::string unusable;   // why no GPU can be used; empty if one can
   std::string not_sm90a;  // why kernels of Hopper's own instructions cannot run; empty if every GPU has them
 };
@@ -19,7 +19,7 @@ struct Machine {
 // An entry whose work is a few launches, which depend on the problem's sizes and the parameters alone.
 class DeviceEntry : public Entry {
  public:
-  DeviceEntry(std::string name, std::string isa, const KernelFacts& facts, const Machine& machine);
+  DeviceEntry(std::string name, std::string isa, const KernelFacts& facts, const GpuSupport& support);
 
   std::string_view refuse(const Problem&, const Context::Impl&) const override { return {}; }
   std::unique_ptr<EntryPlan> plan(const Problem& problem, const Context::Impl&) const final;
@@ -34,13 +34,15 @@ class DeviceEntry : public Entry {
   // Of a call whose plan has some: taking it costs as much as a launch.
   virtual bool needs_workspace(const Params&) const { return true; }
   virtual std::int64_t work_items(const Problem&) const = 0;  // tiles or rows
+  // Which of the entry's kernels do it, for explain(); empty: there is one.
+  virtual std::string kernels(const Problem&) const { return {}; }
   virtual cudaError_t launch(const Params& params, std::byte* workspace, cudaStream_t stream) const = 0;
 };
 
 // Adds the entries of an operation, in the order of preference, to the backend's. Defined for operations that run on
 // GPUs.
 using Entries = std::vector<std::unique_ptr<const Entry>>;
-#define RAPT_OPERATION(name, Name, NAME) void add_##name(const Machine& machine, Entries& entries);
+#define RAPT_OPERATION(name, Name, NAME) void add_##name(const GpuSupport& support, Entries& entries);
 #include "rapt/operations.def"
 
 }  // namespace rapt::cuda

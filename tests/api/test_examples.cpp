@@ -570,7 +570,7 @@ TEST_CASE("guide: 8-bit products on CUDA", "[examples]") {
     args.kv = rapt::KvSource::strided(keys, values).quantized(k_scales, v_scales);
 
     rapt::ContextOptions options;
-    options.kernel = "attention_wgmma.f8e4m3.cuda.sm90a";
+    options.kernel = "attention_prefill.f8e4m3.cuda.sm90a";
     options.stream = stream;
     const rapt::Context context(options);  // which refuses other calls of attention
     rapt::attention(args, context);

@@ -107,7 +107,7 @@ cudaError_t cudaGetDeviceCount(int* count) {
   return result();
 }
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int) {
-  *value = which == cudaDevAttrComputeCapabilityMajor ? 9 : 0;
+  *value = which == cudaDevAttrComputeCapabilityMajor ? 9 : which == cudaDevAttrMultiProcessorCount ? 132 : 0;
   return result();
 }
 cudaError_t cudaGetDevice(int* device) {
@@ -154,7 +154,7 @@ namespace rapt::cuda {
 std::int64_t simt_tiles(const AttentionParams&) {
   return 1;
 }
-cudaError_t attention_simt(const AttentionParams&, cudaStream_t, const std::uint64_t*) {
+cudaError_t launch_attention_simt(const AttentionParams&, cudaStream_t, const std::uint64_t*) {
   return launched();
 }
 std::int64_t decode_items(const AttentionParams&) {
@@ -163,19 +163,20 @@ std::int64_t decode_items(const AttentionParams&) {
 std::size_t decode_workspace(const AttentionParams&) {
   return 64;
 }
-bool decode_finishes_at_once(const AttentionParams&) {
+bool decode_writes_output_directly(const AttentionParams&) {
   return false;
 }
-cudaError_t attention_decode(const AttentionParams&, std::byte*, cudaStream_t) {
+cudaError_t launch_attention_decode_m64(const AttentionParams&, const PrefillConfig&, const DecodeConfig&, std::byte*,
+                                        cudaStream_t) {
   return launched();
 }
-cudaError_t attention_decode_f32(const AttentionParams&, std::byte*, cudaStream_t) {
+cudaError_t launch_attention_decode_f32(const AttentionParams&, std::byte*, cudaStream_t) {
   return launched();
 }
-bool quantised_groups_fit(const AttentionParams&) {
+bool quantized_groups_fit(const AttentionParams&) {
   return true;
 }
-cudaError_t attention_split_kv(const AttentionParams&, std::byte*, cudaStream_t) {
+cudaError_t launch_attention_decode(const AttentionParams&, const DecodeConfig&, std::byte*, cudaStream_t) {
   return launched();
 }
 std::int64_t latent_items(const AttentionParams&) {
@@ -184,31 +185,28 @@ std::int64_t latent_items(const AttentionParams&) {
 std::size_t latent_workspace(const AttentionParams&) {
   return 64;
 }
-cudaError_t attention_latent(const AttentionParams&, std::byte*, cudaStream_t) {
+cudaError_t launch_attention_latent(const AttentionParams&, std::byte*, cudaStream_t) {
   return launched();
 }
-bool wgmma_can_count(const AttentionParams&) {
+bool prefill_can_count(const AttentionParams&) {
   return true;
 }
-std::size_t wgmma_workspace(const AttentionParams&) {
-  return 0;
-}
-cudaError_t attention_wgmma(const AttentionParams&, std::byte*, cudaStream_t) {
+cudaError_t launch_attention_prefill(const AttentionParams&, const PrefillConfig&, cudaStream_t) {
   return launched();
 }
-std::size_t wgmma_f8_workspace(const AttentionParams&) {
+std::size_t prefill_f8_workspace(const AttentionParams&) {
   return 64;
 }
-cudaError_t attention_wgmma_f8(const AttentionParams&, std::byte*, cudaStream_t) {
+std::optional<cudaError_t> launch_attention_prefill_f8(const AttentionParams&, std::byte*, cudaStream_t) {
   return launched();
 }
-bool wgmma_f32_can_count(const AttentionParams&) {
+bool prefill_f32_can_count(const AttentionParams&) {
   return true;
 }
-std::size_t wgmma_f32_workspace(const AttentionParams&) {
+std::size_t prefill_f32_workspace(const AttentionParams&) {
   return 64;
 }
-cudaError_t attention_wgmma_f32(const AttentionParams&, std::byte*, cudaStream_t) {
+cudaError_t launch_attention_prefill_f32(const AttentionParams&, std::byte*, cudaStream_t) {
   return launched();
 }
 std::int64_t naive_rows(const AttentionParams&) {
@@ -217,7 +215,7 @@ std::int64_t naive_rows(const AttentionParams&) {
 std::size_t naive_workspace(const AttentionParams&) {
   return 8;
 }
-cudaError_t attention_naive(const AttentionParams&, float* workspace, cudaStream_t) {
+cudaError_t launch_attention_naive(const AttentionParams&, float* workspace, cudaStream_t) {
   fake.workspace = workspace;
   return launched();
 }

@@ -14,9 +14,9 @@
 
 namespace rapt::testing {
 
-inline constexpr const char* kWgmma = "attention_wgmma.bf16.cuda.sm90a";
+inline constexpr const char* kPrefill = "attention_prefill.bf16.cuda.sm90a";
 inline constexpr const char* kDecode = "attention_decode.bf16.cuda.sm90a";
-inline constexpr const char* kProducts = "attention_wgmma.f8e4m3.cuda.sm90a";  // multiplies the codes
+inline constexpr const char* kProducts = "attention_prefill.f8e4m3.cuda.sm90a";  // multiplies the codes
 inline constexpr const char* kSimt = "attention_simt.f32.cuda.q64k64";
 inline constexpr const char* kScales[] = {"", " q_scale", " groups=1 head_scales", " groups=1 head_scales q_scale"};
 
@@ -61,7 +61,7 @@ inline void each(std::span<const char* const> problems, std::span<const char* co
       INFO(problem.to_string());
       const std::vector<std::string> names = on_gpu(problem);
       // One that refused too much would be left out in silence.
-      for (const char* entry : {kWgmma, kDecode, kProducts, kSimt}) {
+      for (const char* entry : {kPrefill, kDecode, kProducts, kSimt}) {
         INFO(entry);
         if (is_usable(entry))
           CHECK((std::find(names.begin(), names.end(), entry) != names.end()) == should_take(entry, problem));

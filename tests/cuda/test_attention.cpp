@@ -11,7 +11,7 @@ using namespace rapt;
 using namespace rapt::testing;
 
 TEST_CASE("cuda: exact fp32 on tensor cores takes heads of 16 to 256 columns", "[kernel]") {
-  const std::string entry = "attention_wgmma.f32.cuda.sm90a";
+  const std::string entry = "attention_prefill.f32.cuda.sm90a";
   if (!is_usable(entry)) return;
   for (std::int64_t size : {15, 16, 64, 65, 128, 129, 192, 193, 256, 257})
     for (bool of_values : {false, true}) {
@@ -32,7 +32,7 @@ TEST_CASE("cuda: fallback rows have bits of their own", "[kernel]") {
     const std::vector<EntryInfo> all = entries();
     const auto info = std::find_if(all.begin(), all.end(), [&](const EntryInfo& e) { return e.name == entry; });
     if (info->isa != "sm90a") return;
-    const bool by_simt = entry.find("wgmma.f32") != entry.npos;
+    const bool by_simt = entry.find("prefill.f32") != entry.npos;
     // Scores too large for tensor cores: of one row of a tile, of 5, of 8 (the most that attention_simt takes at once
     // in a short way), of 9, of all.
     const auto is_large = [](std::int64_t row) {
@@ -159,7 +159,7 @@ TEST_CASE("cuda: heads of 33 to 48 and of 65 to 96 columns", "[kernel]") {
       "b=4 hq=4 hk=2 sq=90 sk=150 ragged_q=200 ragged_k=400 causal align=bottom_right lse",
       "b=3 hq=2 sq=70 sk=300 seqlens lse"};
   const auto test = [](const std::string& entry, Case& c) {
-    if (entry.rfind("attention_wgmma", 0) != 0 || c.problem.q_dtype == DType::f32) return;
+    if (entry.rfind("attention_prefill", 0) != 0 || c.problem.q_dtype == DType::f32) return;
     check_on(entry, c);
   };
   for (const char* sizes : kSizes)
@@ -185,7 +185,7 @@ TEST_CASE("cuda: rows that no tensor map takes give the bits of those that one t
   constexpr const char* kShapes[] = {"hq=2 sq=100 sk=250 lse", "hq=2 sq=100 sk=77 lse", "hq=1 sq=1300 sk=70 lse",
                                      "hq=4 hk=2 sq=330 causal lse", "hq=2 sq=90 sk=400 window=120,-1 align=200 lse"};
   const auto test = [](const std::string& entry, Case& c) {
-    if (entry.rfind("attention_wgmma", 0) != 0 || c.problem.q_dtype == DType::f32) return;
+    if (entry.rfind("attention_prefill", 0) != 0 || c.problem.q_dtype == DType::f32) return;
     const Bytes by_map = expected(entry, c);
     const auto apart = [](Tensor& t) { t = with_rows_apart(t, t.layout().shape[3] + 1); };
     apart(c.q);

@@ -35,7 +35,7 @@ void fill_scales(Case& c) {
 TEST_CASE("cuda: which entries take f8e4m3 queries, and what the others say", "[kernel]") {
   struct Call {
     const char* words;
-    bool wgmma, decode;     // whether the entries of bf16 take it
+    bool prefill, decode;   // whether the entries of bf16 take it
     bool products = false;  // and that of f8e4m3
   };
   constexpr Call kCalls[] = {{"kv=f8e4m3", true, true, true},
@@ -63,7 +63,7 @@ TEST_CASE("cuda: which entries take f8e4m3 queries, and what the others say", "[
       const std::string refused = refusal(
           AttentionProblem::parse("attention q=f8e4m3 hq=4 hk=2 sq=3 sk=200 d=64 " + std::string(call.words)), name);
       INFO(call.words << ": " << refused);
-      const bool takes = name == kWgmma      ? call.wgmma
+      const bool takes = name == kPrefill    ? call.prefill
                          : name == kDecode   ? call.decode
                          : name == kProducts ? call.products
                                              : ordinary;
@@ -79,10 +79,10 @@ TEST_CASE("cuda: which entries take f8e4m3 queries, and what the others say", "[
     INFO(entry << ": " << words << ": " << refused);
     CHECK(refused.find(text) != std::string::npos);
   };
-  for (const char* entry : {kWgmma, kDecode})
+  for (const char* entry : {kPrefill, kDecode})
     for (const char* words : {"kv=bf16", "kv=bf16 q_scale out=bf16"})
       says(entry, words, "takes f8e4m3 queries over quantised keys only");
-  for (const char* entry : {"attention_wgmma.f16.cuda.sm90a", "attention_decode.f16.cuda.sm90a"})
+  for (const char* entry : {"attention_prefill.f16.cuda.sm90a", "attention_decode.f16.cuda.sm90a"})
     for (const char* words : {"kv=f8e4m3", "kv=f16 q_scale"}) says(entry, words, "takes no f8e4m3 queries");
   says("attention_latent.bf16.cuda.sm90a", "kv=bf16", "takes other element types");
 }

@@ -37,7 +37,7 @@ TEST_CASE("cuda: dispatch leaves f8e4m3 products to those who force them", "[ker
   if (!is_usable(kProducts)) return;
   AttentionProblem problem = AttentionProblem::parse("attention q=f8e4m3 kv=f8e4m3 hq=2 sq=500 d=128 causal");
   problem.device = DeviceType::cuda;
-  CHECK(Plan(problem, Context()).entry() == kWgmma);
+  CHECK(Plan(problem, Context()).entry() == kPrefill);
   CHECK(Plan(problem, forced(kProducts)).entry() == kProducts);
   CHECK(info_of(kProducts).opt_in.find("only if forced") == 0);
   const std::string text = Plan(problem, Context()).explain();
@@ -225,7 +225,7 @@ TEST_CASE("cuda: rows that f8e4m3 products cannot have are multiplied in bf16", 
     for (Tensor Case::*of : {&Case::q, &Case::k, &Case::v}) {
       Case c(plain.problem);
       c.*of = with_rows_apart(c.*of, c.problem.d + 8);  // 16 bytes are no multiple
-      CHECK(expected(kProducts, c) == expected(kWgmma, c));
+      CHECK(expected(kProducts, c) == expected(kPrefill, c));
       check_products(c);
       Case aligned(plain.problem);
       aligned.*of = with_rows_apart(aligned.*of, c.problem.d + 16);
@@ -236,10 +236,10 @@ TEST_CASE("cuda: rows that f8e4m3 products cannot have are multiplied in bf16", 
   each_forced(kRows, std::array{kScales[1], kScales[3]}, [](Case& plain) {
     Case c(plain.problem, 3), of_heads(plain.problem, 5);
     REQUIRE(c.q_scale.layout().shape[2] == c.problem.sq);
-    CHECK(expected(kProducts, c) == expected(kWgmma, c));
+    CHECK(expected(kProducts, c) == expected(kPrefill, c));
     check_products(c);
     REQUIRE(of_heads.q_scale.layout().shape[2] == 1);
-    CHECK_FALSE(expected(kProducts, of_heads) == expected(kWgmma, of_heads));
+    CHECK_FALSE(expected(kProducts, of_heads) == expected(kPrefill, of_heads));
     check_products(of_heads);
   });
 }

@@ -147,10 +147,10 @@ TEST_CASE("cuda host: entries say what they multiply in, which GPUs they need an
       {"attention_decode.bf16.cuda.sm90a", "bf16", "sm90a", Phase::decode, and_quantised({kBf16}), 1, 256, 256},
       {"attention_decode.f16.cuda.sm90a", "f16", "sm90a", Phase::decode, and_quantised({kF16}), 1, 256, 256},
       {"attention_decode.f32.cuda.sm90a", "f32", "sm90a", Phase::decode, and_quantised({kF32}), 1, 256, 256},
-      {"attention_wgmma.bf16.cuda.sm90a", "bf16", "sm90a", Phase::prefill, and_quantised({kBf16}), 1, 256, 256},
-      {"attention_wgmma.f16.cuda.sm90a", "f16", "sm90a", Phase::prefill, and_quantised({kF16}), 1, 256, 256},
-      {"attention_wgmma.f8e4m3.cuda.sm90a", "f8e4m3", "sm90a", Phase::prefill, {DType::f8e4m3}, 64, 128, 128},
-      {"attention_wgmma.f32.cuda.sm90a", "f16x3", "sm90a", Phase::prefill, {kF32}, 16, 256, 256},
+      {"attention_prefill.bf16.cuda.sm90a", "bf16", "sm90a", Phase::prefill, and_quantised({kBf16}), 1, 256, 256},
+      {"attention_prefill.f16.cuda.sm90a", "f16", "sm90a", Phase::prefill, and_quantised({kF16}), 1, 256, 256},
+      {"attention_prefill.f8e4m3.cuda.sm90a", "f8e4m3", "sm90a", Phase::prefill, {DType::f8e4m3}, 64, 128, 128},
+      {"attention_prefill.f32.cuda.sm90a", "f16x3", "sm90a", Phase::prefill, {kF32}, 16, 256, 256},
       {"attention_latent.bf16.cuda.sm90a", "bf16", "sm90a", Phase::all, {kBf16}, 1, 576, 512},
       {"attention_latent.f16.cuda.sm90a", "f16", "sm90a", Phase::all, {kF16}, 1, 576, 512},
       {"attention_simt.f32.cuda.q64k64", "f32", "cuda", Phase::prefill, caches, 1, 8192, 576},
@@ -212,16 +212,16 @@ TEST_CASE("cuda host: quantised caches and queries of 8 bits go to the kernels t
   const auto is_here = [&](const std::string& name) {
     return std::any_of(all.begin(), all.end(), [&](const EntryInfo& entry) { return entry.name == name; });
   };
-  const std::string decode = "attention_decode.", wgmma = "attention_wgmma.", sm90a = ".cuda.sm90a",
+  const std::string decode = "attention_decode.", prefill = "attention_prefill.", sm90a = ".cuda.sm90a",
                     simt = "attention_simt.f32.cuda.q64k64", naive = "attention_naive.f32.cuda";
   const std::vector<std::pair<std::string, std::string>> wanted = {
       {"sq=1 q=bf16 kv=i8 groups=4 zeros", decode + "bf16" + sm90a},
       {"sq=64 q=f16 kv=i4x2 groups=1", decode + "f16" + sm90a},
-      {"sq=65 q=bf16 kv=i8 groups=1", wgmma + "bf16" + sm90a},
-      {"sq=65 q=bf16 kv=i4x2 groups=1 page=16 seqlens", wgmma + "bf16" + sm90a},
-      {"sq=5 ragged_q=9 b=2 q=bf16 kv=f8e4m3", wgmma + "bf16" + sm90a},
-      {"sq=65 q=f16 kv=f8e5m2", wgmma + "f16" + sm90a},
-      {"sq=65 q=f16 kv=f8e4m3 k_groups=1", wgmma + "f16" + sm90a},
+      {"sq=65 q=bf16 kv=i8 groups=1", prefill + "bf16" + sm90a},
+      {"sq=65 q=bf16 kv=i4x2 groups=1 page=16 seqlens", prefill + "bf16" + sm90a},
+      {"sq=5 ragged_q=9 b=2 q=bf16 kv=f8e4m3", prefill + "bf16" + sm90a},
+      {"sq=65 q=f16 kv=f8e5m2", prefill + "f16" + sm90a},
+      {"sq=65 q=f16 kv=f8e4m3 k_groups=1", prefill + "f16" + sm90a},
       {"sq=65 q=f16 kv=f8e4m3 v_groups=1", simt},
       {"sq=65 q=f16 kv=i8 groups=1", simt},
       {"sq=65 q=bf16 kv=i8 groups=1 zeros", simt},
@@ -233,8 +233,8 @@ TEST_CASE("cuda host: quantised caches and queries of 8 bits go to the kernels t
       {"sq=5 q=bf16 kv=f8e4m3 d=320 dv=576", simt},
       {"sq=5 q=bf16 kv=f8e4m3 d=320 dv=580", naive},
       {"sq=1 q=f8e4m3 q_scale kv=i8 groups=4 zeros", decode + "bf16" + sm90a},
-      {"sq=65 q=f8e4m3 q_scale kv=f8e4m3 groups=1 head_scales", wgmma + "bf16" + sm90a},
-      {"sq=5 ragged_q=9 b=2 q=f8e4m3 kv=f8e4m3", wgmma + "bf16" + sm90a},
+      {"sq=65 q=f8e4m3 q_scale kv=f8e4m3 groups=1 head_scales", prefill + "bf16" + sm90a},
+      {"sq=5 ragged_q=9 b=2 q=f8e4m3 kv=f8e4m3", prefill + "bf16" + sm90a},
       {"sq=65 q=f8e4m3 kv=i8 groups=4", simt},
       {"sq=5 q=f8e4m3 q_scale", simt},
       {"sq=65 q=f8e4m3 kv=bf16", simt},
@@ -249,8 +249,47 @@ TEST_CASE("cuda host: quantised caches and queries of 8 bits go to the kernels t
   }
 }
 
+TEST_CASE("cuda host: explain names the kernel that an entry chooses", "[unit]") {
+  const std::vector<EntryInfo> all = entries();
+  if (std::none_of(all.begin(), all.end(), [](const EntryInfo& entry) { return entry.isa == "sm90a"; })) return;
+  const std::vector<std::pair<std::string, std::string>> wanted = {
+      // A GPU of 132 multiprocessors.
+      {"b=64 hq=12 sq=197 d=64", "attention_prefill_unspecialized (128 rows x 128 keys, heads of 64, TMA)"},
+      {"b=2 hq=8 sq=4096 sk=77 d=40", "attention_prefill_unspecialized (128 rows x 80 keys, heads of 48, TMA)"},
+      {"b=2 hq=8 sq=4096 d=64", "attention_prefill_dense (192 rows x 128 keys, heads of 64, TMA)"},
+      {"b=2 hq=8 sq=4096 d=64 causal", "attention_prefill_unspecialized (128 rows x 128 keys, heads of 64, TMA)"},
+      {"b=2 hq=8 sq=4096 d=64 out=f32", "attention_prefill (192 rows x 128 keys, heads of 64, TMA)"},
+      {"b=1 hq=8 sq=1024 d=64", "attention_prefill_unspecialized (128 rows x 128 keys, heads of 64, TMA)"},
+      {"b=2 hq=8 sq=320 d=80", "attention_prefill_dense (64 rows x 96 keys, heads of 80, TMA)"},
+      {"b=2 hq=8 sq=321 d=80", "attention_prefill_dense (192 rows x 96 keys, heads of 80, TMA)"},
+      {"b=2 hq=8 sq=321 d=80 causal", "attention_prefill_dense (128 rows x 128 keys, heads of 80, TMA)"},
+      {"b=2 hq=8 sq=321 d=88", "attention_prefill_dense (128 rows x 128 keys, heads of 128, TMA)"},
+      {"b=2 hq=8 sq=321 d=96 seqlens", "attention_prefill (128 rows x 128 keys, heads of 96, TMA)"},
+      {"b=2 hq=8 sq=321 d=192", "attention_prefill (128 rows x 64 keys, heads of 192, TMA)"},
+      {"b=2 hq=8 sq=321 d=128 alibi align=bottom_right",
+       "attention_prefill (128 rows x 128 keys, heads of 128, modifies scores)"},
+      {"b=2 hq=8 sq=321 d=256 kv=i8 groups=1", "attention_prefill (128 rows x 64 keys, heads of 256, widens codes)"},
+      {"b=2 hq=8 hk=1 sq=2 sk=300 d=64", "attention_decode (16 rows, heads of 64)"},
+      {"b=2 hq=8 hk=1 sq=2 sk=300 d=64 alibi align=bottom_right", "attention_decode (16 rows, heads of 64)"},
+      {"b=2 hq=8 hk=1 sq=3 sk=300 d=64", "attention_decode_m64 (64 rows x 64 keys, heads of 64, TMA)"},
+      {"b=2 hq=8 hk=1 sq=3 sk=300 d=64 kv=i8 groups=1", "attention_decode (32 rows, heads of 64)"},
+      {"b=2 hq=8 hk=1 sq=3 sk=300 d=256 kv=i8 groups=1", "attention_decode (16 rows, heads of 256)"},
+      {"b=2 hq=8 hk=1 sq=3 sk=300 d=64 q=f16 out=f16 kv=i8 groups=1",
+       "attention_decode (8 rows, heads of 64, exact queries)"},
+      {"b=2 hq=8 hk=1 sq=5 ragged_q=9 sk=300 d=64",
+       "attention_prefill (192 rows x 128 keys, heads of 64, TMA), sequences of few rows by attention_decode_m64 (64 "
+       "rows x 64 keys, heads of 64, TMA) and attention_decode (16 rows, heads of 64)"}};
+  for (const auto& [words, kernel] : wanted) {
+    AttentionProblem problem = AttentionProblem::parse("attention dtype=bf16 " + words);
+    problem.device = DeviceType::cuda;
+    INFO(problem.to_string());
+    INFO(Plan(problem, Context()).explain());
+    CHECK(Plan(problem, Context()).explain().find(" by " + kernel + "\n") != std::string::npos);
+  }
+}
+
 TEST_CASE("cuda host: f8e4m3 products are opt-in, and say what they do not take", "[unit]") {
-  const std::string products = "attention_wgmma.f8e4m3.cuda.sm90a";
+  const std::string products = "attention_prefill.f8e4m3.cuda.sm90a";
   const std::vector<EntryInfo> all = entries();
   if (std::none_of(all.begin(), all.end(), [&](const EntryInfo& entry) { return entry.name == products; })) return;
   const auto of = [](const std::string& words) {

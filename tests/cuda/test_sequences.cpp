@@ -190,7 +190,7 @@ TEST_CASE("cuda: a ragged sequence has the bits that it has dense", "[kernel]") 
   for (const Batch& batch : batches) {
     runs.push_back(0);
     const auto test = [&](const std::string& entry, Case& c) {
-      if (!entry.starts_with("attention_wgmma")) return;
+      if (!entry.starts_with("attention_prefill")) return;
       std::int64_t first = 0;
       for (std::size_t n = 0; n <= batch.tokens.size(); ++n) {
         set_index(c.cu_seqlens_q, static_cast<std::int64_t>(n), first);

@@ -25,7 +25,7 @@ KERNEL_ROWS = [r'"operations/(\w+/kernels|all_kernels)\.hpp"', LIST]
 KERNEL = KERNEL_ROWS + [POD, SEMANTICS, PARAMS, r'"cpu/(isa|tile|kernels)/\w+\.hpp"', r'"cpu/registry\.hpp"', r"<xsimd/xsimd\.hpp>",
           r"<(immintrin|emmintrin|arm_neon)\.h>", r"<(cstddef|cstdint|type_traits|utility|limits|bit)>"]
 CUDA_KERNEL = KERNEL_ROWS + [POD, SEMANTICS, PARAMS, r'"cuda/(tile|hopper|kernels)/\w+\.(cuh|hpp)"',
-               r"<(algorithm|cmath|numeric|type_traits|cuda\w*|cstddef|cstdint)(\.h)?>"]
+               r"<(algorithm|array|cmath|numeric|optional|type_traits|utility|cuda\w*|cstddef|cstdint)(\.h)?>"]
 # The rooms of the framework, each with those below it. None sees SIMD, or a backend's kernels.
 STANDARD = r"<(?!xsimd|Eigen|fmt|immintrin|cuda|nvtx|ittnotify)[^>]+>"
 PUBLIC = r'"rapt/\w+\.(hpp|h|def)"'
@@ -50,7 +50,7 @@ RULES = [  # (pattern of the path's beginning, or of all of it and $; allowed in
     (r"src/operations/\w+/kernels.hpp$", [STDINT, PARAMS]),
     # What an operation has for backends and guards stands above dispatch.
     (r"src/operations/\w+/cpu\w*.[ch]pp$", DISPATCH + [r'"cpu/\w+\.hpp"']),
-    (r"src/operations/\w+/cuda.cpp$", DISPATCH + [r"<cuda[^>]*>", r'"cuda/\w+\.hpp"', r'"cuda/kernels/\w+\.hpp"']),
+    (r"src/operations/\w+/cuda\w*.[ch]pp$", DISPATCH + [r"<cuda[^>]*>", r'"cuda/\w+\.hpp"', r'"cuda/kernels/\w+\.hpp"']),
     (r"src/operations/\w+/guards\w*.[ch]pp$", DISPATCH + [r'"guards/\w+\.hpp"']),
     ("src/operations/", OPERATIONS),
     ("src/dispatch/", DISPATCH),

@@ -1,4 +1,4 @@
-// What both kernels do on the host's side.
+// Helpers of launches on the host.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 
 namespace rapt::cuda {
 
-// Calls `then` with the head size that kernels are compiled for and a call needs, as a type.
+// Calls `then` with the smallest compiled head size that fits the call, as a constant.
 template <class Then>
 auto with_head_size(const AttentionParams& p, Then then) {
   const std::int64_t size = std::max(p.d, p.dv);
@@ -19,7 +19,7 @@ auto with_head_size(const AttentionParams& p, Then then) {
   return then(std::integral_constant<int, 256>());
 }
 
-// To divide by sizes, which may be 0: a call without rows is planned, too.
+// A divisor: sizes may be 0, as calls without rows are planned, too.
 inline std::int64_t at_least_1(std::int64_t size) {
   return std::max<std::int64_t>(size, 1);
 }

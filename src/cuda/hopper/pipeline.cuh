@@ -1,11 +1,13 @@
-// What warpgroups hand to each other in shared memory, and rows of 16-bit elements there as wgmma reads them.
+// The pipeline between the producer warpgroup and the math warpgroups: a ring of slots in shared memory with full and
+// empty barriers; and rows of 16-bit elements there as wgmma reads them.
 #pragma once
 
 #include "cuda/hopper/ptx.cuh"
 
 namespace rapt::cuda {
 
-// What the first warpgroup hands to the others through a few slots in shared memory, by how many came before.
+// A ring of kSlots slots. The n-th use is of slot n % kSlots: the producer waits until it is empty and fills it, and
+// readers wait until it is full and release it.
 template <int kSlots>
 struct Ring {
   std::uint32_t barriers, data = 0;
@@ -16,7 +18,7 @@ struct Ring {
   __device__ std::uint32_t empty(unsigned n) const { return full(n) + 8; }
   __device__ void wait_full(unsigned n) const { barrier_wait(full(n), n / kSlots % 2); }
   __device__ void wait_empty(unsigned n) const { barrier_wait(empty(n), n / kSlots % 2 ^ 1); }
-  // By one lane of each warp that read it.
+  // Called by whole warps that have read the slot; one lane arrives.
   __device__ void release(unsigned n) const {
     if (threadIdx.x % 32 == 0) barrier_arrive(empty(n));
   }
@@ -25,9 +27,9 @@ struct Ring {
   }
 };
 
-// A multiple of 8 rows of `size` elements into panels of kPanel columns, zeros beyond, by one warp. Lane i knows where
-// row i starts; negative: nowhere, and the row is 0. What is not 16-byte aligned goes element by element, its sign
-// changed by `sign`.
+// Copies a multiple of 8 rows of `size` elements into panels of kPanel columns, with zeros past the last column, by one
+// warp. Lane i gives the offset of row i; negative: the row is 0. Rows that are not aligned to 16 bytes are copied
+// element by element, with their sign bits flipped by `sign`.
 template <int kSize, int kUnroll, int kPanel = 64>
 __device__ void load_rows(int rows, std::uint32_t to, int panel_bytes, const void* x, std::int64_t at,
                           std::int64_t stride, int size, bool vector, std::uint16_t sign) {
@@ -53,8 +55,8 @@ __device__ void load_rows(int rows, std::uint32_t to, int panel_bytes, const voi
   }
 }
 
-// Rows [from, kKeys) of such a matrix, by a warpgroup: keys that do not exist, whose memory may hold anything. Others
-// may do the same at the same time, or read their zeros.
+// Zeroes rows [from, kKeys) of such a matrix, by a warpgroup: keys that do not exist, whose memory may hold anything.
+// Several warpgroups may do so at the same time.
 template <int kSize, int kKeys, int kPanel = 64>
 __device__ void zero_rows(std::uint32_t block, int from) {
   constexpr int kChunks = kSize / 8, kPanelChunks = kPanel / 8;

@@ -1,5 +1,5 @@
-// Hopper's (sm_90a) asynchronous units as thin functions: barriers in shared memory, bulk copies by tensor maps (TMA),
-// warpgroup matrix products (wgmma) and what orders them. Shared memory is addressed by its 32-bit addresses.
+// PTX of Hopper (sm_90a) as thin functions: mbarriers, bulk and tensor copies (TMA), cp.async, wgmma, clusters, and the
+// fences that order them. Shared memory is addressed by 32-bit addresses.
 #pragma once
 
 #include <cuda.h>
@@ -15,12 +15,12 @@ __device__ inline std::uint32_t shared_address(const void* p) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(p));
 }
 
-// A number that is the same in all of a warp, for the compiler to know so: it is worked with once for all lanes.
+// A number that is the same in all lanes, made known as such to the compiler, which then uses uniform registers.
 __device__ inline int uniform(int x) {
   return static_cast<int>(__reduce_or_sync(~0u, static_cast<unsigned>(x)));
 }
 
-// Barriers that complete a phase after `count` arrivals and all announced bytes; waiters name the phase by its parity.
+// mbarriers: a phase completes after `count` arrivals and all announced bytes; waiters name the phase by its parity.
 __device__ inline void barrier_init(std::uint32_t barrier, int count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count));
 }
@@ -42,7 +42,7 @@ __device__ inline void barrier_wait(std::uint32_t barrier, int parity) {
       : "memory");
 }
 
-// Whether wait would return at once.
+// Whether barrier_wait() would return at once.
 __device__ inline bool barrier_is_done(std::uint32_t barrier, int parity) {
   std::uint32_t done;
   asm volatile(
@@ -55,7 +55,7 @@ __device__ inline bool barrier_is_done(std::uint32_t barrier, int parity) {
   return done != 0;
 }
 
-// The hardware's numbered barriers, of some of the block's warps: `threads` sync or arrive in all.
+// Named barriers, for some of the warps of a block: `threads` threads sync or arrive in all.
 __device__ inline void named_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
@@ -63,8 +63,7 @@ __device__ inline void named_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// Clusters: thread blocks that run side by side and reach each other's shared memory. sync(): of all threads that have
-// not ended yet, and what they wrote is there.
+// Clusters. cluster_sync(): for all threads that have not exited; their writes are visible afterwards.
 __device__ inline unsigned cluster_rank() {
   unsigned rank;
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
@@ -78,7 +77,7 @@ __device__ inline unsigned cluster_size() {
 __device__ inline void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
-// The same place in the shared memory of the cluster's block `rank`; what is loaded from there or stored to it.
+// The same address in the shared memory of the cluster's block `rank`, and loads from there.
 __device__ inline std::uint32_t in_cluster(std::uint32_t address, unsigned rank) {
   std::uint32_t there;
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
@@ -98,13 +97,13 @@ __device__ inline float4 cluster_load16(std::uint32_t from) {
   return x;
 }
 
-// Makes the thread's ordinary accesses to shared memory so far come before later ones of TMA and wgmma, once these are
-// ordered after it by a barrier.
+// Orders the thread's ordinary accesses to shared memory so far before later ones by TMA and wgmma, together with a
+// barrier between them.
 __device__ inline void fence_async_proxy() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// The warpgroup's registers per thread.
+// Changes the warpgroup's registers per thread.
 template <int kCount>
 __device__ void registers_increase() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
@@ -117,10 +116,10 @@ __device__ void registers_decrease() {
 __device__ inline void prefetch_map(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
-// Hints for L2: other data go before these, or these before other data.
+// L2 cache hints.
 constexpr std::uint64_t kEvictLast = 0x14F0000000000000u, kEvictFirst = 0x12F0000000000000u;
 
-// A box of a tensor map to shared memory; zeros where it leaves the tensor.
+// Loads a box of a tensor map to shared memory, with zeros where it leaves the tensor.
 __device__ inline void tma_load(std::uint32_t to, const CUtensorMap* map, int c0, int c1, int c2, int c3, int c4,
                                 std::uint32_t barrier) {
   asm volatile(
@@ -130,16 +129,17 @@ __device__ inline void tma_load(std::uint32_t to, const CUtensorMap* map, int c0
       : "memory");
 }
 __device__ inline void tma_load(std::uint32_t to, const CUtensorMap* map, int c0, int c1, int c2, int c3,
-                                std::uint32_t barrier, bool keep) {
+                                std::uint32_t barrier, bool keep_in_l2) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
       " [%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(to),
-      "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(barrier), "l"(keep ? kEvictLast : kEvictFirst)
+      "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(barrier), "l"(keep_in_l2 ? kEvictLast : kEvictFirst)
       : "memory");
 }
 
-// A box from shared memory, but rows that leave the tensor, and columns from the next 16 bytes on. Stores of one thread
-// end in groups; wait_read(): shared memory has been read for all of them.
+// Stores a box from shared memory, except rows outside the tensor, and columns beyond its end rounded up to 16 bytes.
+// Stores of a thread form groups. tma_store_wait_read(): all have read shared memory; tma_store_wait(): all are
+// complete.
 __device__ inline void tma_store(const CUtensorMap* map, int c0, int c1, int c2, int c3, int c4, std::uint32_t from) {
   asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%1, %2, %3, %4, %5}], [%6];" ::"l"(map),
                "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "r"(from)
@@ -155,35 +155,36 @@ __device__ inline void tma_store_wait() {
   asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
-// `bytes`, a multiple of 16, as they lie.
-__device__ inline void bulk_load(std::uint32_t to, const void* from, int bytes, std::uint32_t barrier, bool keep) {
+// Copies `bytes` contiguous bytes, a multiple of 16.
+__device__ inline void bulk_load(std::uint32_t to, const void* from, int bytes, std::uint32_t barrier,
+                                 bool keep_in_l2) {
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
           "r"(to),
-      "l"(from), "r"(bytes), "r"(barrier), "l"(keep ? kEvictLast : kEvictFirst)
+      "l"(from), "r"(bytes), "r"(barrier), "l"(keep_in_l2 ? kEvictLast : kEvictFirst)
       : "memory");
 }
 
-// `bytes` of 16 to shared memory, and zeros for the rest, which is not read; both addresses are multiples of 16.
+// cp.async of `bytes` of 16 bytes, with zeros for the rest, which is not read. Both addresses are multiples of 16.
 __device__ inline void copy16(std::uint32_t to, const void* from, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
 __device__ inline void copy16(std::uint32_t to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
-// 4 bytes likewise.
+// cp.async of 4 bytes.
 __device__ inline void copy4(std::uint32_t to, const void* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
 }
 __device__ inline void copy_commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
-// For the thread's own copies, but those of the kPending last groups.
+// Waits for the thread's copies, except those of its kPending last groups.
 template <int kPending>
 __device__ void copy_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
-// 16 bytes that nobody writes, to registers. The compiler leaves it where it is: what comes later need not wait for it.
+// Loads 16 bytes of read-only data. The compiler does not move it, so that later code need not wait for it.
 __device__ inline uint4 load16_ahead(const void* from) {
   uint4 x;
   asm volatile("ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(from));
@@ -195,7 +196,7 @@ __device__ inline void store1(std::uint32_t to, std::uint8_t x) {
 __device__ inline void store4(std::uint32_t to, std::uint32_t x) {
   asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(x) : "memory");
 }
-// Stores what is soon read again: in L2, whatever streams through it until then.
+// Stores what is soon read again, to stay in L2.
 __device__ inline void keep16(float* to, const float4& x) {
   std::uint64_t policy;
   asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
@@ -231,8 +232,8 @@ __device__ inline float4 load16(std::uint32_t from) {
   return x;
 }
 
-// Four matrices of 8 x 8 elements of 16 bits, of each a word in every lane as wgmma leaves them; lane i says where row
-// i % 8 of matrix i / 8 lies.
+// Stores four matrices of 8 x 8 16-bit elements, a word of each in every lane, as in wgmma fragments; lane i gives the
+// address of row i % 8 of matrix i / 8.
 __device__ inline void store_matrices(std::uint32_t row, std::uint32_t a, std::uint32_t b, std::uint32_t c,
                                       std::uint32_t d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(a), "r"(b), "r"(c),
@@ -249,9 +250,9 @@ __device__ std::uint32_t pack(float low, float high) {
   return pair;
 }
 
-// wgmma: D[64 x N] (+)= A[64 x 16] B[16 x N], by 128 threads. Products run behind the program's back: fence() before
-// the first and after registers were written, commit() closes a group, wait() leaves at most kPending groups running,
-// and pin() keeps the compiler from moving accesses to accumulators across either.
+// wgmma: D[64 x N] (+)= A[64 x 16] B[16 x N], by 128 threads, asynchronously. wgmma_fence(): before the first, and
+// after registers were written. wgmma_commit() closes a group; wgmma_wait() leaves at most kPending groups running.
+// pin() keeps the compiler from moving accesses to accumulators across these.
 __device__ inline void wgmma_fence() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
@@ -276,20 +277,20 @@ __device__ __forceinline__ void pin(std::uint32_t (&d)[kCount]) {
   for (int i = 0; i < kCount; ++i) pin(d[i]);
 }
 
-// Matrices in shared memory are in panels of rows of 128 bytes with the 128-byte swizzle: the 16-byte chunk c of row r
-// lies in place c ^ (r % 8). Or of 64 bytes with that of 64: in place c ^ (r / 2 % 4).
+// Matrices lie in shared memory in panels of rows of 128 bytes with the 128-byte swizzle: 16-byte chunk c of row r is
+// stored at c ^ (r % 8). Or in rows of 64 bytes with the 64-byte swizzle: at c ^ (r / 2 % 4).
 template <int kRowBytes>
 __device__ inline int chunk_place(int row, int chunk) {
   static_assert(kRowBytes == 128 || kRowBytes == 64);
   return kRowBytes == 128 ? chunk ^ row % 8 : chunk ^ row / 2 % 4;
 }
 
-// The half of a descriptor in which such matrices differ. Groups of 8 rows follow each other; `panel_stride` leads to
-// the next panel where a product takes more columns (B read by columns). Adding n to it moves the start by 16 n bytes.
+// The half of a descriptor in which such matrices differ. Groups of 8 rows are contiguous; panel_stride is the distance
+// to the next panel, where a product spans several (B read by columns). Adding n moves the start by 16 n bytes.
 __device__ inline std::uint32_t matrix_at(std::uint32_t address, int panel_stride = 16) {
   return (address & 0x3ffff) >> 4 | static_cast<std::uint32_t>(panel_stride >> 4) << 16;
 }
-// Both halves.
+// The whole descriptor.
 template <int kRowBytes>
 __device__ inline std::uint64_t descriptor(std::uint32_t matrix) {
   constexpr std::uint64_t kSwizzle = kRowBytes == 128 ? 1 : 2, kEightRows = 8 * kRowBytes;
@@ -337,7 +338,7 @@ __device__ inline std::uint64_t descriptor(std::uint32_t matrix) {
   if constexpr (std::is_same_v<T, __half>) RAPT_WGMMA(n, "f16", operands, flag, __VA_ARGS__); \
   else RAPT_WGMMA(n, "bf16", operands, flag, __VA_ARGS__)
 
-// A and B in shared memory, both with rows of k: d (+)= a b^T.
+// d (+)= a b^T with A and B in shared memory, both with k innermost.
 template <class T, int kRowBytes = 128>
 __device__ __forceinline__ void wgmma_abt(float (&d)[16], std::uint32_t a, std::uint32_t b, int add) {
   RAPT_WGMMA_TYPED(32, "%16, %17, add, 1, 1, 0, 0", 18, "l"(descriptor<kRowBytes>(a)), "l"(descriptor<kRowBytes>(b)));
@@ -358,7 +359,7 @@ template <class T, int kRowBytes = 128>
 __device__ __forceinline__ void wgmma_abt(float (&d)[64], std::uint32_t a, std::uint32_t b, int add) {
   RAPT_WGMMA_TYPED(128, "%64, %65, add, 1, 1, 0, 0", 66, "l"(descriptor<kRowBytes>(a)), "l"(descriptor<kRowBytes>(b)));
 }
-// A in registers, B in shared memory with columns of k: d (+)= a b.
+// d (+)= a b with A in registers, and B in shared memory with k outermost.
 template <class T, int kRowBytes = 128>
 __device__ __forceinline__ void wgmma_ab(float (&d)[24], const std::uint32_t* a, std::uint32_t b, int add) {
   RAPT_WGMMA_TYPED(48, "{%24, %25, %26, %27}, %28, add, 1, 1, 1", 29, "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]),
@@ -395,7 +396,7 @@ __device__ __forceinline__ void wgmma_ab(float (&d)[128], const std::uint32_t* a
                    "l"(descriptor<kRowBytes>(b)));
 }
 
-// Both in shared memory.
+// d (+)= a b with both in shared memory.
 template <class T, int kRowBytes = 128>
 __device__ __forceinline__ void wgmma_ab(float (&d)[128], std::uint32_t a, std::uint32_t b, int add) {
   RAPT_WGMMA_TYPED(256, "%128, %129, add, 1, 1, 0, 1", 130, "l"(descriptor<kRowBytes>(a)),

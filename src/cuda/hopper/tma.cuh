@@ -1,4 +1,5 @@
-// Tensor maps, by which TMA loads and stores boxes of rows. It is only faster: threads do it where there is none.
+// Tensor maps for TMA loads and stores of boxes of rows. Threads do the same, more slowly, where no map can describe
+// the rows.
 #pragma once
 
 #include <cuda.h>
@@ -9,14 +10,14 @@
 
 namespace rapt::cuda {
 
-// A dimension of a tensor map, and how much of it a box has. Strides in elements.
+// A dimension of a tensor map and of its box. Strides are in elements.
 struct MapDimension {
   std::int64_t size, stride;
   int box;
 };
 
-// Dimensions from the innermost on, whose elements, of 16 bits or codes of 8, are neighbours and a panel to a box.
-// False: there can be no such map.
+// Makes a map of 16-bit elements or 8-bit codes, with dimensions from the innermost on: its elements are contiguous and
+// its box is a panel. False: no map can describe the tensor.
 template <int kRank>
 bool make_map(CUtensorMap& map, DType type, const void* data, const MapDimension (&dimensions)[kRank]) {
   static const auto encode = [] {
@@ -41,7 +42,7 @@ bool make_map(CUtensorMap& map, DType type, const void* data, const MapDimension
     const MapDimension& dimension = dimensions[n];
     sizes[n] = static_cast<cuuint64_t>(dimension.size), boxes[n] = static_cast<cuuint32_t>(dimension.box), ones[n] = 1;
     if (n == 0) continue;
-    // What a dimension of 1 says counts for nothing; a map has no stride of 0.
+    // The stride of a dimension of 1 does not matter, but a map takes no stride of 0.
     if (dimension.size > 1) {
       if (dimension.stride <= 0 || dimension.stride >= kStrideLimit) return false;
       bytes[n - 1] = static_cast<cuuint64_t>(dimension.stride) * element;
@@ -57,12 +58,12 @@ bool make_map(CUtensorMap& map, DType type, const void* data, const MapDimension
                 CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-// Keys of a box, where a block has `keys`: all of it, or as many as lie in one page.
+// Keys of a box for blocks of `keys` keys: all of them, or as many as always lie in one page.
 inline int box_keys(const AttentionParams& p, int keys) {
   return p.page_size == 0 ? keys : static_cast<int>(std::gcd(p.page_size, std::int64_t{keys}));
 }
-// Of K or V, whose rows have `size` columns, in boxes of `keys` rows of `panel` columns: whole rows of the swizzle's
-// unit.
+// Makes a map of K or V with rows of `size` columns, in boxes of `keys` rows by `panel` columns; `keys` is a multiple
+// of the swizzle's 8 rows.
 inline bool make_keys_map(CUtensorMap& map, const AttentionParams& p, const void* data, const Strides& s,
                           std::int64_t size, int keys, int panel = 64) {
   const bool ragged = p.total_k >= 0;
@@ -72,20 +73,20 @@ inline bool make_keys_map(CUtensorMap& map, const AttentionParams& p, const void
          make_map(map, p.kv_type, data, {{size, 1, panel}, {rows, s.s, keys}, {p.hk, s.h, 1}, {entries, s.b, 1}});
 }
 
-// The boxes of a tile's blocks of keys, one to each lane of a warp. A box that no row sees is put past the last row of
-// a page: TMA writes zeros for it, and the page that it would be in need not exist.
+// The boxes of a tile's key blocks, one for each lane of a warp. A box that no row sees is put past the last row of a
+// page: TMA writes zeros for it, and its page need not exist.
 struct KeyBoxes {
   int box;         // keys
-  int b;           // the tensor's entry, where there are no pages
+  int b;           // batch entry, without pages
   int begin, end;  // the keys that any row sees
-  unsigned first;  // where key 0 lies, from which on all are counted: in the tensor, the ring or the sequence's pages
+  unsigned first;  // row of key 0, from which keys are counted: in the tensor, the ring or the pages of the sequence
 
-  struct Place {
+  struct Box {
     int row, entry;
   };
 
-  // The lane's place in the block that begins with `key`.
-  __device__ Place place(const AttentionParams& p, const Divisor& page_size, int key) const {
+  // The lane's box of the block that begins with `key`.
+  __device__ Box box_at(const AttentionParams& p, const Divisor& page_size, int key) const {
     key += static_cast<int>(threadIdx.x) % 32 * box;
     const unsigned at = first + key;
     if (p.page_size == 0) return {static_cast<int>(at), b};
@@ -98,8 +99,8 @@ struct KeyBoxes {
   }
 };
 
-// Of Q or the output, whose rows have `size` columns, in boxes of `rows` rows as tiles have them: the heads of a group,
-// token by token. Rows end at whole 16 bytes: TMA stores the last ones as a whole.
+// Makes a map of Q or the output with rows of `size` columns, in boxes of `rows` rows of a tile: the heads of a group,
+// token by token. Rows are multiples of 16 bytes: TMA stores the last 16 bytes as a whole.
 inline bool make_rows_map(CUtensorMap& map, const AttentionParams& p, DType type, const void* data, const Strides& s,
                           std::int64_t size, int rows, int panel = 64) {
   const bool ragged = p.total_q >= 0;

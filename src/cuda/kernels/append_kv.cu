@@ -1,5 +1,6 @@
-// append_kv: new rows of k and v -> rows of the cache, copied, rounded or quantised, to the bits that CPUs write. A
-// warp does one head of a row of k, of v or of the tail of keys. Rows without a place in the cache are left out.
+// append_kv: copies new rows of k and v to the cache, rounded or quantized to the same bits as on CPUs. The entry
+// append_kv.f64 calls it. A warp does one head of a row of k, of v, or of the tail of keys; the call reads and writes
+// each row once. Rows without a place in the cache are skipped.
 #include <algorithm>
 
 #include "cuda/kernels/kernels.hpp"
@@ -12,12 +13,12 @@ namespace {
 
 constexpr int kThreads = 128, kWarps = kThreads / 32;
 
-// Where a row of one head comes from and goes to, as indices.
+// The offsets of a row of one head: in the source, in the cache, and of its scales and zeros.
 struct RowPlace {
   std::int64_t from, to, scale, zero;
 };
 
-// The sequence that new row r belongs to, if starts rise.
+// The sequence of new row r, for starts that rise.
 __device__ std::int64_t sequence_with(const AppendKvParams& p, std::int64_t r) {
   if (!p.from_begin) return r / p.n;
   std::int64_t low = 0, high = p.b;
@@ -28,14 +29,15 @@ __device__ std::int64_t sequence_with(const AppendKvParams& p, std::int64_t r) {
   return low;
 }
 
-// New row r of a head, if it has a place.
+// Finds new row r of a head. False: it has no place in the cache.
 __device__ bool find_row(const AppendKvParams& p, const AppendKvSide& s, std::int64_t r, std::int64_t h, RowPlace& at) {
-  constexpr std::int64_t kMostKeys = std::int64_t{1} << 52;
+  constexpr std::int64_t kMaxKeys = std::int64_t{1} << 52;
   const std::int64_t i = sequence_with(p, r), first = p.from_begin ? p.from_begin[i] : i * p.n;
   const std::int64_t count = p.from_begin ? p.from_begin[i + 1] - first : p.n, t = r - first;
   const std::int64_t before = p.len_before[i], j = before + t;
-  if (t < 0 || t >= count || before < 0 || before > kMostKeys || p.room == 0) return false;
-  if (p.ring ? t < count - p.page_size : j >= p.room) return false;  // of more rows than a ring has, the last stay
+  if (t < 0 || t >= count || before < 0 || before > kMaxKeys || p.room == 0) return false;
+  if (p.ring ? t < count - p.page_size : j >= p.room)
+    return false;  // if there are more rows than a ring holds, the last ones stay
   if (p.page_size > 0 && !p.ring) {
     const std::int64_t page = p.pages.element(i * p.pages_stride_b + j / p.page_size * p.pages.stride);
     if (page < 0 || page >= p.page_count) return false;
@@ -53,7 +55,7 @@ __device__ void copy_row(const AppendKvSide& s, const RowPlace& at) {
   for (std::int64_t c = threadIdx.x % 32; c < s.size; c += 32) to[c * s.to_stride.d] = from[c * s.from_stride.d];
 }
 
-// Numbers [begin, begin + group) of a row, as codes.
+// Writes numbers [begin, begin + s.group) of a row as codes.
 __device__ void write_group(const AppendKvSide& s, const RowPlace& at, std::int64_t begin, std::int64_t group) {
   const int lane = threadIdx.x % 32;
   const std::int64_t end = begin + s.group;
@@ -98,7 +100,7 @@ __device__ void write_group(const AppendKvSide& s, const RowPlace& at, std::int6
   }
 }
 
-__global__ void __launch_bounds__(kThreads) append(const __grid_constant__ AppendKvParams p) {
+__global__ void __launch_bounds__(kThreads) append_kv(const __grid_constant__ AppendKvParams p) {
   const std::int64_t items = p.total * p.hk * p.sides, step = std::int64_t{gridDim.x} * kWarps;
   for (std::int64_t item = std::int64_t{blockIdx.x} * kWarps + threadIdx.x / 32; item < items; item += step) {
     const std::int64_t row = item / p.sides;
@@ -121,10 +123,10 @@ __global__ void __launch_bounds__(kThreads) append(const __grid_constant__ Appen
 
 }  // namespace
 
-cudaError_t append_kv(const AppendKvParams& p, cudaStream_t stream) {
-  constexpr std::int64_t kMostBlocks = 1 << 20;
+cudaError_t launch_append_kv(const AppendKvParams& p, cudaStream_t stream) {
+  constexpr std::int64_t kMaxBlocks = 1 << 20;
   const std::int64_t blocks = ceil_div(p.total * p.hk * p.sides, kWarps);
-  return launch_kernel(false, append, static_cast<unsigned>(std::min(blocks, kMostBlocks)), kThreads, 0, stream, p);
+  return launch_kernel(false, append_kv, static_cast<unsigned>(std::min(blocks, kMaxBlocks)), kThreads, 0, stream, p);
 }
 
 }  // namespace rapt::cuda

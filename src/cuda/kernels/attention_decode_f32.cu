@@ -1,11 +1,14 @@
-// Attention in fp32 of few rows over many keys, as in decoding, where the time goes into reading K and V once: a thread
-// block goes over one split of the keys (split-KV), and attention_combine merges what they leave of a row. It finishes
-// the rows of an only split itself.
+// attention_decode_f32: out = softmax(q k^T) v of few rows in fp32, on ordinary cores, with the keys split among thread
+// blocks (split-KV).
 //
-// Rows are in tiles of 8, a tile for each warp. The block's warps form teams, with a warp for each tile that there is,
-// which take steps of a few keys in turn. Bulk copies fill a ring in shared memory for each team, row by row: no team
-// waits for another before the split is done, and few instructions go into moving bytes. All m are integers: to change
-// them multiplies by exact powers of two.
+// The entry attention_decode.f32 calls it, and attention_prefill.f32 for the short sequences of ragged calls. Memory
+// bounds it: it reads K and V once. attention_combine adds up the partial results of several splits; rows of a single
+// split are finished here.
+//
+// Rows are in tiles of 8, one for each warp. The warps of a block form teams of as many warps as there are tiles; teams
+// take steps of a few keys in turn. Bulk copies fill a ring in shared memory for each team, so that no team waits for
+// another before the end of the split, and few instructions move bytes. Shifts are integers: to move one multiplies by
+// an exact power of two.
 #include <cuda_runtime.h>
 
 #include "cuda/hopper/host.cuh"
@@ -17,33 +20,33 @@ namespace rapt::cuda {
 namespace {
 
 constexpr int kRows = 8, kHalf = kRows / 2;
-constexpr int kShortSum = 8;  // steps
+constexpr int kShortSum = 8;  // steps, after which sums are added to longer ones
 
-struct DecodeParams {
+struct DecodeF32Params {
   AttentionParams p;
-  Partials partials;
+  PartialResults partials;
   SplitGrid grid;
   bool modified;   // scores need more than a scale
-  bool kv_vector;  // rows of k and v are whole times 16 bytes
+  bool kv_vector;  // rows of k and v are multiples of 16 bytes
 };
 
-// For head sizes up to kSize.
+// The sizes of the kernel for heads of up to kSize columns.
 template <int kSize_>
-struct Config {
+struct DecodeF32Config {
   static constexpr int kSize = kSize_;
-  // In shared memory there are 16 bytes between rows: those of neighbours lie in other banks.
+  // Rows in shared memory are 16 bytes apart, so that neighbouring rows lie in other banks.
   static constexpr int kPitch = 4 * kSize + 16;
-  // As many blocks of as many warps as keep enough bytes on their way.
+  // Steps and warps that keep enough bytes in flight.
   static constexpr int kStepKeys = kSize > 128 ? 8 : 16, kWarps = kSize > 64 ? 2 : 4, kThreads = 32 * kWarps;
   static constexpr int kStages = 2;
   static constexpr int kTileBytes = kStepKeys * kPitch, kRingBytes = 2 * kStages * kTileBytes;  // K, then V
   static constexpr int shared_bytes(int team) { return team * kRows * kPitch + kWarps * kRingBytes; }
-  static constexpr int kBlocks = (227 << 10) / (shared_bytes(1) + 2048);  // on a multiprocessor
+  static constexpr int kBlocks = (227 << 10) / (shared_bytes(1) + 2048);  // thread blocks on a multiprocessor
   static_assert(kRingBytes >= kRows * kSize * 4, "a warp's O fits where its keys were");
-  static constexpr int kScores = kRows * kStepKeys / 32, kOut = kRows * kSize / 32;  // of a lane
+  static constexpr int kScores = kRows * kStepKeys / 32, kOut = kRows * kSize / 32;  // a lane's registers
 };
 
-// Warps that share keys, a tile of rows each: a power of two.
+// Warps of a team, which share keys and have a tile of rows each: a power of two.
 template <class C>
 __host__ __device__ int team_for(std::int64_t rows) {
   int team = 1;
@@ -51,24 +54,25 @@ __host__ __device__ int team_for(std::int64_t rows) {
   return team;
 }
 
-// 16 bytes of a row in shared memory.
+// The address of 16 bytes of a row in shared memory.
 template <class C>
 __device__ __forceinline__ std::uint32_t chunk_at(std::uint32_t matrix, int row, int chunk) {
   return matrix + row * C::kPitch + chunk * 16;
 }
 
-// What a lane has: of scores and O, two rows, row() of the first half of the tile and of the second. Lanes that share
-// rows differ in the bits kSharing: shared memory serves half a warp's 16 bytes each at once if lanes that differ in
-// bit 0, or those in bit 1, read the same. The former do of rows, the latter of keys and columns.
+// Which scores and elements of O a lane has: two rows, row(0) in the first half of the tile and row(1) in the second.
+// Lanes that share rows differ in the bits kSharing. Shared memory serves 16 bytes for half a warp at once if lanes
+// that differ in bit 0, or those that differ in bit 1, read the same: the former share rows, the latter keys and
+// columns.
 template <class C>
-struct Lane {
+struct LaneMap {
   static constexpr int kSharing = 13, kRowScores = C::kScores / 2;
   const int lane = threadIdx.x % 32;
 
   __device__ int row(int half) const { return half * kHalf + ((lane >> 1 & 1) | (lane >> 3 & 2)); }
   __device__ int in_row() const { return (lane & 1) | (lane >> 1 & 6); }
-  __device__ int owner_of_key(int key) const { return (lane & ~kSharing) | (key & 1) | (key & 6) << 1; }
-  // Which of its rows, which key of a step and which column score i, or element i of O, belongs to.
+  __device__ int lane_of_key(int key) const { return (lane & ~kSharing) | (key & 1) | (key & 6) << 1; }
+  // The row, the key of a step and the column that score i, or element i of O, belongs to.
   __device__ static constexpr int half_of_score(int i) { return i / kRowScores; }
   __device__ int key_of_score(int i) const { return i % kRowScores * 8 + in_row(); }
   __device__ static constexpr int half_of_out(int i) { return i / 4 % 2; }
@@ -84,7 +88,7 @@ struct Lane {
 template <class C>
 __device__ __forceinline__ void multiply_keys(const AttentionParams& p, std::uint32_t q, std::uint32_t k,
                                               float (&s)[C::kScores]) {
-  const Lane<C> at;
+  const LaneMap<C> at;
   constexpr int kKeys = at.kRowScores;
   const int chunks = (static_cast<int>(p.d) + 3) / 4;
 #pragma unroll
@@ -107,16 +111,16 @@ __device__ __forceinline__ void multiply_keys(const AttentionParams& p, std::uin
 template <class C>
 __device__ __forceinline__ void add_values(std::uint32_t v, const float (&s)[C::kScores], const float (&rescale)[2],
                                            float (&o)[C::kOut]) {
-  const Lane<C> at;
+  const LaneMap<C> at;
   float weights[2][C::kStepKeys];
 #pragma unroll
   for (int key = 0; key < C::kStepKeys; ++key)
 #pragma unroll
     for (int half = 0; half < 2; ++half)
-      weights[half][key] = __shfl_sync(~0u, s[half * at.kRowScores + key / 8], at.owner_of_key(key));
+      weights[half][key] = __shfl_sync(~0u, s[half * at.kRowScores + key / 8], at.lane_of_key(key));
 #pragma unroll
   for (int i = 0; i < C::kOut; i += 8) {
-    float sum[8] = {};  // the step's own first: the rounding of a sum grows with its terms
+    float sum[8] = {};  // the step's own sum first: the rounding error of a sum grows with its length
 #pragma unroll
     for (int key = 0; key < C::kStepKeys; ++key) {
       const float4 right = load16(chunk_at<C>(v, key, i + at.in_row()));
@@ -137,7 +141,7 @@ struct KeyRing {
   __device__ std::uint32_t v(int slot) const { return k(slot) + C::kTileBytes; }
   __device__ std::uint32_t full(int slot) const { return barriers + slot * 8; }
 
-  // Zeros where heads of fewer columns leave the rows as they are. Of kStages slots, by a warp.
+  // Initialises barriers, and pads rows of fewer columns with zeros. By a warp.
   __device__ void init(const AttentionParams& p) const {
     const int lane = threadIdx.x % 32;
     if (lane < C::kStages) barrier_init(full(lane), 1);
@@ -146,7 +150,7 @@ struct KeyRing {
     fence_barrier_init();
     fence_async_proxy();
   }
-  // A step's keys, by a warp: half of it K and half V. The lane's row of either starts at index `at`.
+  // Loads a step's keys, by a warp: half of the lanes load K, half V. `at`: the offset of the lane's row.
   __device__ void load(const AttentionParams& p, int slot, std::int64_t at, bool vector) const {
     const int lane = threadIdx.x % 32, row = lane % 16;
     const bool values = lane >= 16;
@@ -167,7 +171,7 @@ struct KeyRing {
   }
 };
 
-// Rows [first, first + count) of Q, zeros from row `rows` and past the last column.
+// Loads rows [first, first + count) of Q, with zeros from row `rows` on and past the last column.
 template <class C>
 __device__ __forceinline__ void load_q(const Head& head, int first, int count, int rows, std::uint32_t to) {
   const AttentionParams& p = head.p;
@@ -183,13 +187,14 @@ __device__ __forceinline__ void load_q(const Head& head, int first, int count, i
 }
 
 template <class C>
-__global__ void __launch_bounds__(C::kThreads, C::kBlocks) decode(const __grid_constant__ DecodeParams params) {
+__global__ void __launch_bounds__(C::kThreads, C::kBlocks)
+    attention_decode_f32(const __grid_constant__ DecodeF32Params params) {
   extern __shared__ __align__(128) std::uint8_t shared[];
   __shared__ SplitRows<C::kWarps * kRows> rows;
   __shared__ std::uint64_t barriers[C::kWarps][C::kStages];
   __shared__ WarpResults<C::kWarps, kRows> results;
   const AttentionParams& p = params.p;
-  let_next_start();
+  launch_dependent_grids();
   const SplitBlock block(p, params.partials, params.grid, [](int rows) { return team_for<C>(rows) * kRows; });
   if (!block.exists) return;
   const int team = team_for<C>(block.row_count);
@@ -197,25 +202,25 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) decode(const __grid_c
   const std::int64_t first_key = block.first_key;
   const int begin = block.begin, end = block.end;
 
-  const int warp = uniform(threadIdx.x / 32), teams = C::kWarps / team, own_team = warp / team;
-  const int own_rows = warp % team * kRows;  // of the block's
-  const Lane<C> at;
+  const int warp = uniform(threadIdx.x / 32), teams = C::kWarps / team, team_index = warp / team;
+  const int warp_rows = warp % team * kRows;  // the warp's first row in the block
+  const LaneMap<C> at;
   const std::uint32_t q = shared_address(shared), rings = q + team * kRows * C::kPitch;
-  const std::uint32_t own_ring = rings + warp * C::kRingBytes;
-  KeyRing<C>{own_ring, shared_address(barriers[warp])}.init(p);
-  const KeyRing<C> ring{rings + own_team * team * C::kRingBytes, shared_address(barriers[own_team * team])};
+  const std::uint32_t warp_ring = rings + warp * C::kRingBytes;
+  KeyRing<C>{warp_ring, shared_address(barriers[warp])}.init(p);
+  const KeyRing<C> ring{rings + team_index * team * C::kRingBytes, shared_address(barriers[team_index * team])};
   const int slots = team * C::kStages;
   const auto sync_team = [&] {
     if (team == 1) __syncwarp();
-    else named_sync(1 + own_team, 32 * team);
+    else named_sync(1 + team_index, 32 * team);
   };
   sync_team();
-  // The team's n-th step begins with this key.
+  // The first key of the team's n-th step.
   const int first_step = begin / C::kStepKeys;
-  const auto key_at_step = [&](int n) { return (first_step + n * teams + own_team) * C::kStepKeys; };
+  const auto key_at_step = [&](int n) { return (first_step + n * teams + team_index) * C::kStepKeys; };
   const auto load = [&](int n, int slot) {
-    if (own_rows != 0 || key_at_step(n) >= end) return;
-    // Where there is no key, one that some row sees: finite, unless that row's result is not.
+    if (warp_rows != 0 || key_at_step(n) >= end) return;
+    // The key, clamped to those that some row sees: its elements are finite, or that row falls back anyway.
     const int key = min(max(key_at_step(n) + at.lane % 16, begin), end - 1);
     ring.load(p, slot, head.key_at(at.lane < 16 ? p.k_stride : p.v_stride, first_key + key), params.kv_vector);
   };
@@ -223,35 +228,35 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) decode(const __grid_c
   rows.find(block);
   load_q<C>(head, block.row_begin, team * kRows, block.row_count, q);
   __syncthreads();
-  const int all_from = __reduce_max_sync(~0u, rows.from[own_rows + at.lane % kRows]);
-  const int all_to = __reduce_min_sync(~0u, rows.to[own_rows + at.lane % kRows]);
+  const int all_from = __reduce_max_sync(~0u, rows.from[warp_rows + at.lane % kRows]);
+  const int all_to = __reduce_min_sync(~0u, rows.to[warp_rows + at.lane % kRows]);
 
-  // Sums of a few steps, and of these: the rounding of a sum grows with its length.
-  float o[C::kOut] = {}, all_o[C::kOut] = {}, m[2], all_m[2], l[2] = {}, all_l[2] = {};
+  // Sums over kShortSum steps, and sums of those: the rounding error of a sum grows with its length.
+  float o[C::kOut] = {}, o_accum[C::kOut] = {}, row_max[2], max_accum[2], row_sum[2] = {}, sum_accum[2] = {};
 #pragma unroll
-  for (int h = 0; h < 2; ++h) m[h] = all_m[h] = -kInfinity;
-  const auto join = [&] {
+  for (int h = 0; h < 2; ++h) row_max[h] = max_accum[h] = -kInfinity;
+  const auto fold_partial_sums = [&] {
     float factor[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      factor[h] = exp2_approx(all_m[h] - shift_of(m[h])), all_m[h] = m[h];
-      all_l[h] = fmaf(all_l[h], factor[h], l[h]), l[h] = 0;
+      factor[h] = exp2_approx(max_accum[h] - shift_of(row_max[h])), max_accum[h] = row_max[h];
+      sum_accum[h] = fmaf(sum_accum[h], factor[h], row_sum[h]), row_sum[h] = 0;
     }
 #pragma unroll
-    for (int i = 0; i < C::kOut; ++i) all_o[i] = fmaf(all_o[i], factor[at.half_of_out(i)], o[i]), o[i] = 0;
+    for (int i = 0; i < C::kOut; ++i) o_accum[i] = fmaf(o_accum[i], factor[at.half_of_out(i)], o[i]), o[i] = 0;
   };
 #pragma unroll 1
   for (int n = 0, slot = 0, phase = 0; key_at_step(n) < end; ++n) {
     const int key = key_at_step(n);
     barrier_wait(ring.full(slot), phase);
     float s[C::kScores];
-    multiply_keys<C>(p, q + own_rows * C::kPitch, ring.k(slot), s);
+    multiply_keys<C>(p, q + warp_rows * C::kPitch, ring.k(slot), s);
 #pragma unroll
     for (float& x : s) x *= p.score.scale_log2;
     if (params.modified || key < all_from || key + C::kStepKeys > all_to) {
 #pragma unroll
       for (int i = 0; i < C::kScores; ++i) {
-        const int row = own_rows + at.row(at.half_of_score(i)), j = key + at.key_of_score(i);
+        const int row = warp_rows + at.row(at.half_of_score(i)), j = key + at.key_of_score(i);
         if (j < rows.from[row] || j >= rows.to[row]) s[i] = -kInfinity;
         else if (params.modified) s[i] = rows.finish(head, row, first_key + j, s[i]);
       }
@@ -263,65 +268,66 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) decode(const __grid_c
 #pragma unroll
       for (int i = 0; i < C::kScores; ++i)
         if (at.half_of_score(i) == h) top = fmaxf(top, s[i]);
-      top = fmaxf(m[h], ceilf(at.over_row(top, Max())));
-      rescale[h] = exp2_approx(m[h] - shift_of(top));
-      m[h] = top;
+      top = fmaxf(row_max[h], ceilf(at.over_row(top, Max())));
+      rescale[h] = exp2_approx(row_max[h] - shift_of(top));
+      row_max[h] = top;
     }
 #pragma unroll
-    for (int i = 0; i < C::kScores; ++i) s[i] = exp2_approx(s[i] - shift_of(m[at.half_of_score(i)]));
+    for (int i = 0; i < C::kScores; ++i) s[i] = exp2_approx(s[i] - shift_of(row_max[at.half_of_score(i)]));
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       float sum = 0;
 #pragma unroll
       for (int i = 0; i < C::kScores; ++i)
         if (at.half_of_score(i) == h) sum += s[i];
-      l[h] = fmaf(l[h], rescale[h], sum);
+      row_sum[h] = fmaf(row_sum[h], rescale[h], sum);
     }
     add_values<C>(ring.v(slot), s, rescale, o);
     fence_async_proxy();
     sync_team();
     load(n + slots, slot);
     if (++slot == slots) slot = 0, phase ^= 1;
-    if (n % kShortSum == kShortSum - 1) join();
+    if (n % kShortSum == kShortSum - 1) fold_partial_sums();
   }
-  join();
+  fold_partial_sums();
 
-  // The teams' results together.
+  // Adds up the teams' results.
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const float sum = at.over_row(all_l[h], Sum());
-    if (at.in_row() == 0) results.m[at.row(h)][warp] = m[h], results.l[at.row(h)][warp] = sum;
+    const float sum = at.over_row(sum_accum[h], Sum());
+    if (at.in_row() == 0) results.row_max[at.row(h)][warp] = row_max[h], results.row_sum[at.row(h)][warp] = sum;
   }
 #pragma unroll
-  for (int i = 0; i < C::kOut; ++i)  // [kRows][kSize], where keys were
-    store4(own_ring + 4 * (at.row(at.half_of_out(i)) * C::kSize + at.column_of_out(i)), __float_as_uint(all_o[i]));
+  for (int i = 0; i < C::kOut; ++i)  // [kRows][kSize], in the place of keys
+    store4(warp_ring + 4 * (at.row(at.half_of_out(i)) * C::kSize + at.column_of_out(i)), __float_as_uint(o_accum[i]));
   __syncthreads();
   results.store(block, params.partials, params.partials.splits == 1, team,
                 reinterpret_cast<const float*>(shared + team * kRows * C::kPitch), C::kSize, C::kRingBytes / 4);
 }
 
-// Calls `then` with the configuration for a call.
+// Calls `then` with the sizes for a call.
 template <class Then>
 auto with_config(const AttentionParams& p, Then then) {
   const std::int64_t size = std::max(p.d, p.dv);
-  if (size <= 64) return then(Config<64>());
-  if (size <= 128) return then(Config<128>());
-  return then(Config<256>());
+  if (size <= 64) return then(DecodeF32Config<64>());
+  if (size <= 128) return then(DecodeF32Config<128>());
+  return then(DecodeF32Config<256>());
 }
 
 }  // namespace
 
-cudaError_t attention_decode_f32(const AttentionParams& p, std::byte* workspace, cudaStream_t stream) {
+cudaError_t launch_attention_decode_f32(const AttentionParams& p, std::byte* workspace, cudaStream_t stream) {
   const bool vector = is_vector(p.k, p.k_stride, 4) && is_vector(p.v, p.v_stride, 4) && p.d % 4 == 0 && p.dv % 4 == 0;
-  return for_each_part(p, partials_of(p, workspace), [&](const Partials& partials) {
+  return for_each_part(p, partials_of(p, workspace), [&](const PartialResults& partials) {
     const cudaError_t status = with_config(p, [&](auto config) {
       using C = decltype(config);
-      const int team = team_for<C>(most_rows(p));
-      const SplitGrid grid(p, partials, ceil_div(most_rows(p), team * kRows));
-      const DecodeParams params{p, partials, grid, has_modifiers(p.score), vector};
-      return launch_kernel(false, decode<C>, grid.blocks, C::kThreads, C::shared_bytes(team), stream, params);
+      const int team = team_for<C>(max_rows(p));
+      const SplitGrid grid(p, partials, ceil_div(max_rows(p), team * kRows));
+      const DecodeF32Params params{p, partials, grid, has_modifiers(p.score), vector};
+      return launch_kernel(false, attention_decode_f32<C>, grid.blocks, C::kThreads, C::shared_bytes(team), stream,
+                           params);
     });
-    return status == cudaSuccess && partials.splits > 1 ? attention_combine(p, partials, stream) : status;
+    return status == cudaSuccess && partials.splits > 1 ? launch_attention_combine(p, partials, stream) : status;
   });
 }
 

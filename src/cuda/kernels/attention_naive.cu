@@ -1,5 +1,8 @@
-// softmax(q k^T) v in three steps with the S x S matrix between them: the baseline, and a check of everything else. One
-// block to a row.
+// attention_naive: out = softmax(q k^T) v in three kernels (scores, softmax, values), with the S x S matrix in the
+// workspace: a baseline, and a check of all other kernels.
+//
+// The entry attention_naive.f32 calls it. One thread block for each row. It writes and reads the matrix twice: 16 b hq
+// sq sk bytes.
 #include "cuda/kernels/kernels.hpp"
 #include "cuda/tile/launch.cuh"
 #include "cuda/tile/score.cuh"
@@ -9,14 +12,14 @@ namespace {
 
 constexpr int kThreads = 128;
 constexpr std::int64_t kSumKeys = 32;
-constexpr std::int64_t kFinishFloats = sizeof(Finish) / sizeof(float);
+constexpr std::int64_t kFinishFloats = sizeof(FinalizedRow) / sizeof(float);
 
-// The row of a block: of (query head, token) pairs, those of ragged sequences one after another.
+// A thread block's row: pairs of query head and token, with ragged sequences one after another.
 struct NaiveRow {
   Head head;
   Row row;
-  Finish* finish;
-  float* scores;  // of its keys from head.oldest on
+  FinalizedRow* finish;
+  float* scores;  // of the keys from head.oldest on
 
   __device__ static std::int64_t sequence(const AttentionParams& p, std::int64_t row) {
     if (p.total_q < 0) return row / (p.sq * p.hk * p.group);
@@ -28,16 +31,16 @@ struct NaiveRow {
 
   __device__ NaiveRow(const AttentionParams& p, float* all)
       : head(p, sequence(p, blockIdx.x), q_head(p, blockIdx.x) / p.group),
-        finish(reinterpret_cast<Finish*>(all) + blockIdx.x),
+        finish(reinterpret_cast<FinalizedRow*>(all) + blockIdx.x),
         scores(all + kFinishFloats * gridDim.x + blockIdx.x * p.sk) {
     const std::int64_t r = blockIdx.x, token = p.total_q >= 0 ? r % p.total_q - head.q_first : r % p.sq;
     row = Row(head, token, q_head(p, r));
   }
-  // Starts that do not rise lead to no row.
+  // Whether the row exists: sequence starts that decrease lead to rows that do not.
   __device__ bool exists() const { return row.token >= 0 && row.token < head.len_q; }
 };
 
-__global__ void naive_scores(const __grid_constant__ AttentionParams p, float* all) {
+__global__ void attention_naive_scores(const __grid_constant__ AttentionParams p, float* all) {
   const NaiveRow r(p, all);
   if (!r.exists()) return;
   const std::int64_t q = row_at(p.q_stride, r.head, r.row);
@@ -53,7 +56,7 @@ __global__ void naive_scores(const __grid_constant__ AttentionParams p, float* a
   }
 }
 
-// Of every thread of the block, in a fixed order.
+// Reduces over all threads of the block, in a fixed order.
 template <class Combine>
 __device__ float reduce(float x, Combine combine) {
   __shared__ float parts[kThreads];
@@ -68,30 +71,30 @@ __device__ float reduce(float x, Combine combine) {
   return x;
 }
 
-__global__ void naive_softmax(const __grid_constant__ AttentionParams p, float* all) {
+__global__ void attention_naive_softmax(const __grid_constant__ AttentionParams p, float* all) {
   const NaiveRow r(p, all);
   if (!r.exists()) return;
   const std::int64_t n = r.head.len_k - r.head.oldest;
-  float top = -kInfinity;
-  for (std::int64_t j = threadIdx.x; j < n; j += kThreads) top = fmaxf(top, r.scores[j]);
-  top = reduce(top, Max());
+  float row_max = -kInfinity;
+  for (std::int64_t j = threadIdx.x; j < n; j += kThreads) row_max = fmaxf(row_max, r.scores[j]);
+  row_max = reduce(row_max, Max());
   float sum = 0;
   for (std::int64_t j = threadIdx.x; j < n; j += kThreads) {
-    const float weight = weight_of(r.scores[j], shift_of(top));
+    const float weight = weight_of(r.scores[j], shift_of(row_max));
     r.scores[j] = weight;
     sum += weight;
   }
   sum = reduce(sum, Sum());
   if (threadIdx.x != 0) return;
-  *r.finish = finish_row(top, sum, sink_of(r.head, r.row), alibi_shift_log2(r.head, r.row));
+  *r.finish = finalize_row(row_max, sum, sink_of(r.head, r.row), alibi_shift_log2(r.head, r.row));
   if (p.lse) p.lse[row_at(p.lse_stride, r.head, r.row)] = r.finish->lse;
 }
 
-__global__ void naive_values(const __grid_constant__ AttentionParams p, float* all) {
+__global__ void attention_naive_values(const __grid_constant__ AttentionParams p, float* all) {
   const NaiveRow r(p, all);
   if (!r.exists()) return;
   for (std::int64_t i = threadIdx.x; i < p.dv; i += kThreads) {
-    // In short sums: the rounding of a sum grows with its terms.
+    // In short sums: the rounding error of a sum grows with its length.
     double out = 0;
     for (std::int64_t block = r.head.oldest; block < r.head.len_k; block += kSumKeys) {
       float sum = 0;
@@ -102,8 +105,8 @@ __global__ void naive_values(const __grid_constant__ AttentionParams p, float* a
       }
       out += static_cast<double>(sum);
     }
-    const Finish f = *r.finish;
-    const float x = f.sum == 0 ? 0.f : static_cast<float>(out) * f.half * f.half / f.sum;
+    const FinalizedRow f = *r.finish;
+    const float x = f.sum == 0 ? 0.f : static_cast<float>(out) * f.root_scale * f.root_scale / f.sum;
     store(p.out, p.out_type, row_at(p.out_stride, r.head, r.row) + i * p.out_stride.d, x);
   }
 }
@@ -118,9 +121,9 @@ std::size_t naive_workspace(const AttentionParams& p) {
   return static_cast<std::size_t>(naive_rows(p)) * static_cast<std::size_t>(p.sk + kFinishFloats) * sizeof(float);
 }
 
-cudaError_t attention_naive(const AttentionParams& p, float* workspace, cudaStream_t stream) {
+cudaError_t launch_attention_naive(const AttentionParams& p, float* workspace, cudaStream_t stream) {
   const auto rows = static_cast<unsigned>(naive_rows(p));
-  for (const auto step : {naive_scores, naive_softmax, naive_values})
+  for (const auto step : {attention_naive_scores, attention_naive_softmax, attention_naive_values})
     if (const cudaError_t status = launch_kernel(false, step, rows, kThreads, 0, stream, p, workspace);
         status != cudaSuccess)
       return status;

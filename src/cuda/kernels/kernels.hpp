@@ -4,7 +4,10 @@
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
+#include <optional>
 
+#include "cuda/kernels/decode_config.hpp"
+#include "cuda/kernels/prefill_config.hpp"
 #include "operations/append_kv/params.hpp"
 #include "operations/attention/params.hpp"
 #include "operations/merge_states/params.hpp"
@@ -12,7 +15,7 @@
 namespace rapt::cuda {
 
 // Whether keys and values are codes.
-inline bool is_quantised(const AttentionParams& params) {
+inline bool is_quantized(const AttentionParams& params) {
   return (only(params.kv_type) & kFloatTypes) == 0;
 }
 
@@ -21,47 +24,49 @@ inline constexpr std::int64_t kSimtRows = 64, kSimtKeys = 64, kSimtMaxValueHeadS
 // Tiles of a call, some of them empty if it is ragged: what a grid must hold.
 std::int64_t simt_tiles(const AttentionParams& params);
 // With `fallback_rows`, in device memory, only the rows of each tile whose bits are set.
-cudaError_t attention_simt(const AttentionParams& params, cudaStream_t stream,
-                           const std::uint64_t* fallback_rows = nullptr);
+cudaError_t launch_attention_simt(const AttentionParams& params, cudaStream_t stream,
+                                  const std::uint64_t* fallback_rows = nullptr);
 
-// attention_wgmma: q, k and v of one 16-bit type on Hopper's tensor cores (sm_90a), or quantised k and v without zeros
-// whose rows have one scale at most (of fp16 queries none in v). Its fallback rows are those with NaN, Inf or huge
-// scores. Of ragged sequences, those of up to kDecodeMaxRows rows are done as the kernels below do them, in
-// `workspace`.
-inline constexpr std::int64_t kWgmmaMaxHeadSize = 256;
-bool wgmma_can_count(const AttentionParams& params);         // whether 32 bits are enough for rows and keys
-std::size_t wgmma_workspace(const AttentionParams& params);  // bytes, at a multiple of 16
-cudaError_t attention_wgmma(const AttentionParams& params, std::byte* workspace, cudaStream_t stream);
+// attention_prefill: q, k and v of one 16-bit type on Hopper's tensor cores (sm_90a), or quantized k and v without
+// zeros whose rows have one scale at most (of fp16 queries none in v). Its fallback rows are those with NaN, Inf or
+// huge scores. It leaves out the sequences of a ragged call that have up to kDecodeMaxRows rows: decoding does those.
+inline constexpr std::int64_t kPrefillMaxHeadSize = 256;
+bool prefill_can_count(const AttentionParams& params);  // whether 32 bits are enough for rows and keys
+cudaError_t launch_attention_prefill(const AttentionParams& params, const PrefillConfig& config, cudaStream_t stream);
 
-// attention_wgmma_f8: q, k and v of f8e4m3 on the same, multiplied as they are, with weights of f8e4m3. Dense
+// attention_prefill_f8: q, k and v of f8e4m3 on the same, multiplied as they are, with weights of f8e4m3. Dense
 // sequences, heads of 64 or 128 columns, scales of heads or none without zeros, no window to the left, no modifiers,
 // no sinks. Its fallback rows, by arithmetic of fp32, are those that see NaN, whose results are not finite, or whose
-// scores' scale or shift fp16 has no number for. Calls whose rows TMA cannot load, or whose queries have scales of
-// their own, attention_wgmma takes.
-inline constexpr std::int64_t kWgmmaF8MinHeadSize = 64, kWgmmaF8MaxHeadSize = 128;
-std::size_t wgmma_f8_workspace(const AttentionParams& params);  // bytes, at a multiple of 16: v transposed
-cudaError_t attention_wgmma_f8(const AttentionParams& params, std::byte* workspace, cudaStream_t stream);
+// scores' scale or shift fp16 has no number for. Nothing is launched, and the result is empty, where TMA cannot load
+// the call's rows or queries have a scale for each row.
+inline constexpr std::int64_t kPrefillF8MinHeadSize = 64, kPrefillF8MaxHeadSize = 128;
+std::size_t prefill_f8_workspace(const AttentionParams& params);  // bytes, at a multiple of 16: v transposed
+std::optional<cudaError_t> launch_attention_prefill_f8(const AttentionParams& params, std::byte* workspace,
+                                                       cudaStream_t stream);
 
-// attention_wgmma_f32: q, k and v in fp32 on the same: three products of fp16 components. Its fallback rows, which
+// attention_prefill_f32: q, k and v in fp32 on the same: three products of fp16 components. Its fallback rows, which
 // attention_simt computes, are those that these do not carry as exactly as fp32. Of heads of a column or two, mostly
 // padding here, relative errors of 1.3e-6 were seen.
-inline constexpr std::int64_t kWgmmaF32MinHeadSize = 16;
-bool wgmma_f32_can_count(const AttentionParams& params);
-std::size_t wgmma_f32_workspace(const AttentionParams& params);  // bytes, at a multiple of 64
-cudaError_t attention_wgmma_f32(const AttentionParams& params, std::byte* workspace, cudaStream_t stream);
+inline constexpr std::int64_t kPrefillF32MinHeadSize = 16;
+bool prefill_f32_can_count(const AttentionParams& params);
+std::size_t prefill_f32_workspace(const AttentionParams& params);  // bytes, at a multiple of 64
+cudaError_t launch_attention_prefill_f32(const AttentionParams& params, std::byte* workspace, cudaStream_t stream);
 
-// The same of few rows (query tokens times heads of a group) of each sequence and kv head, with the keys split among
-// thread blocks: of 16-bit types, and in fp32 by the ordinary cores (sm_90a, too).
-inline constexpr std::int64_t kDecodeMaxRows = 64, kDecodeMaxHeadSize = kWgmmaMaxHeadSize;
-std::int64_t decode_items(const AttentionParams& params);     // splits of sequences as long as can be
-std::size_t decode_workspace(const AttentionParams& params);  // bytes, at a multiple of 16
-bool decode_finishes_at_once(const AttentionParams& params);  // whether the kernels need no workspace
-cudaError_t attention_decode(const AttentionParams& params, std::byte* workspace, cudaStream_t stream);
-cudaError_t attention_decode_f32(const AttentionParams& params, std::byte* workspace, cudaStream_t stream);
-// Of quantised keys and values and queries of any type, where groups that have a scale are whole rows or multiples of
-// 32; and what attention_decode does for up to 16 rows.
-bool quantised_groups_fit(const AttentionParams& params);
-cudaError_t attention_split_kv(const AttentionParams& params, std::byte* workspace, cudaStream_t stream);
+// attention_decode: few rows (query tokens times heads of a group) of each sequence and kv head, with the keys split
+// among thread blocks; of quantized keys and values with scales of whole rows or of multiples of 32 columns, and of
+// 16-bit types for up to kFewRows rows. attention_decode_m64: of 16-bit types for more rows; of a ragged call, whose
+// rows the host does not know, it launches attention_decode with `few_rows`, too. attention_decode_f32: in fp32, by
+// the ordinary cores. (All on sm_90a.)
+inline constexpr std::int64_t kDecodeMaxRows = 64, kDecodeMaxHeadSize = kPrefillMaxHeadSize;
+std::int64_t decode_items(const AttentionParams& params);           // splits of sequences as long as can be
+std::size_t decode_workspace(const AttentionParams& params);        // bytes, at a multiple of 16
+bool decode_writes_output_directly(const AttentionParams& params);  // whether the kernels need no workspace
+bool quantized_groups_fit(const AttentionParams& params);
+cudaError_t launch_attention_decode(const AttentionParams& params, const DecodeConfig& config, std::byte* workspace,
+                                    cudaStream_t stream);
+cudaError_t launch_attention_decode_m64(const AttentionParams& params, const PrefillConfig& config,
+                                        const DecodeConfig& few_rows, std::byte* workspace, cudaStream_t stream);
+cudaError_t launch_attention_decode_f32(const AttentionParams& params, std::byte* workspace, cudaStream_t stream);
 
 // attention_latent: heads of up to 576 columns whose values may be columns of their keys, as in latent attention, in
 // 16-bit types; rows as many as there are.
@@ -69,22 +74,22 @@ inline constexpr std::int64_t kLatentRows = 64, kLatentKeys = 64;
 inline constexpr std::int64_t kLatentMaxHeadSize = 576, kLatentMaxValueHeadSize = 512;
 std::int64_t latent_items(const AttentionParams& params);     // thread blocks
 std::size_t latent_workspace(const AttentionParams& params);  // bytes, at a multiple of 16
-cudaError_t attention_latent(const AttentionParams& params, std::byte* workspace, cudaStream_t stream);
+cudaError_t launch_attention_latent(const AttentionParams& params, std::byte* workspace, cudaStream_t stream);
 
 // attention_naive: scores, softmax and values one after another, with the S x S matrix in `workspace`, behind
 // what finishes each row.
 std::int64_t naive_rows(const AttentionParams& params);
 std::size_t naive_workspace(const AttentionParams& params);
-cudaError_t attention_naive(const AttentionParams& params, float* workspace, cudaStream_t stream);
+cudaError_t launch_attention_naive(const AttentionParams& params, float* workspace, cudaStream_t stream);
 
 inline constexpr KernelFacts kAppendKvFacts = {
     .operation = Operation::append_kv, .phase = Phase::all, .arithmetic = "f64", .dtypes = kCacheTypes};
-cudaError_t append_kv(const AppendKvParams& params, cudaStream_t stream);
+cudaError_t launch_append_kv(const AppendKvParams& params, cudaStream_t stream);
 
 // A few states are parameters of the kernel, more are written to the workspace by launches before it.
 inline constexpr KernelFacts kMergeStatesFacts = {
     .operation = Operation::merge_states, .phase = Phase::all, .arithmetic = "f32", .dtypes = kFloatTypes};
 std::size_t merge_states_workspace(std::int64_t count);  // bytes, at a multiple of 8
-cudaError_t merge_states(const MergeStatesParams& params, std::byte* workspace, cudaStream_t stream);
+cudaError_t launch_merge_states(const MergeStatesParams& params, std::byte* workspace, cudaStream_t stream);
 
 }  // namespace rapt::cuda

@@ -1,6 +1,5 @@
-// What attention_latent is compiled for, what a launch gets, and what a thread block has: its keys, and in shared
-// memory the places for them (latent_load.cuh fills these, latent_rows.cuh empties them) and what its warps tell each
-// other.
+// attention_latent's sizes, the parameters of its launches, and a thread block's keys and shared memory: a ring of two
+// places for key blocks, which latent_load.cuh fills and latent_softmax.cuh empties, and what its warps exchange.
 #pragma once
 
 #include "cuda/hopper/split_block.cuh"
@@ -9,44 +8,43 @@
 namespace rapt::cuda {
 
 constexpr int kRows = kLatentRows, kKeys = kLatentKeys;
-constexpr int kPanels = 9, kLeftPanels = 4;  // of 64 columns; those of the left half, the others are the right one's
+constexpr int kPanels = 9, kLeftPanels = 4;  // the panels of a part
 constexpr int kPanelBytes = kKeys * 128;
 constexpr int kThreads = 384, kMathWarps = 8, kMathThreads = 32 * kMathWarps;
 constexpr int kLoadRegisters = 72, kMathRegisters = 216;
 constexpr int kBlockBytes = kPanels * kPanelBytes;
-constexpr int kSharedBytes = 3 * kBlockBytes + kPanelBytes + 1024;  // Q, two places for keys, P
-constexpr float kSlack = 8;  // a row's maximum moves only when it grows by more, as in attention_wgmma
-constexpr int kOutPitch = (kLatentMaxValueHeadSize + 8) * 4;  // bytes; rows next to each other meet different banks
+constexpr int kSharedBytes = 3 * kBlockBytes + kPanelBytes + 1024;  // Q, the ring of two key blocks, P
+constexpr float kRescaleThreshold = 8;                              // lazy rescaling, as in attention_prefill
+constexpr int kOutPitch = (kLatentMaxValueHeadSize + 8) * 4;        // bytes; neighbouring rows lie in other banks
 static_assert(kRows * kOutPitch <= 2 * kBlockBytes, "O is left where keys were");
 static_assert(kLoadRegisters + 2 * kMathRegisters <= 3 * (65536 / kThreads / 8 * 8),
               "or warpgroups wait for registers for ever: there are no more than the launch took");
 
 constexpr int kMaxCluster = 2;  // thread blocks
-constexpr int kMinKeys = 256;   // of a thread block, unless its cluster has fewer
-// Numbered barriers: of each math warpgroup, of weights for each, of all math threads.
+constexpr int kMinKeys = 256;   // the fewest keys of a thread block, unless its cluster has fewer
+// Named barriers: of each math warpgroup; of the weights for each; of all math threads.
 constexpr int kGroupBarrier = 1, kWeightsBarrier = 3, kMathBarrier = 5;
 
 struct LatentParams {
   AttentionParams p;
-  Partials partials;
+  PartialResults partials;
   SplitGrid grid;
   CUtensorMap q, k, v;
-  Divisor cluster_size, page_size;  // thread blocks; keys
-  int box;                          // keys of a tensor map's box; 0: keys are loaded by threads
-  bool apart;                       // values are not columns of keys
+  Divisor cluster_size, page_size;  // thread blocks; keys of a page
+  int box;                          // keys of a tensor map's box; 0: threads load keys
+  bool separate_values;             // values are not columns of keys
   bool q_by_tma;
-  bool modified, keep;                   // keep: keys are read by several tiles of rows
-  bool q_vector, kv_vector, out_vector;  // 16 bytes at a time
-  bool unsplit;                          // no sequence's keys are split, and results are stored at once
+  bool modified, keep_in_l2;             // keep_in_l2: several tiles of rows read the same keys
+  bool q_vector, kv_vector, out_vector;  // rows are aligned to 16 bytes, and contiguous
+  bool writes_output;  // every sequence has one split, and results go to out instead of partial results
 };
 
-// What a thread block of a cluster has of its split, whose keys are counted from the split's first. Where it is cut
-// depends on how many these are, not on which of them rows see: or a row's bits would depend on what else is in its
-// tile.
+// A thread block's share of its cluster's split, in keys counted from the split's first. Where the split is cut depends
+// on how many keys it has, not on which of them rows see: else a row's bits would depend on the other rows of its tile.
 struct LatentShare {
-  int sharers;                // thread blocks that have keys, or one
-  int first = 0, blocks = 0;  // the first key of its blocks, and how many these are
-  int end = 0;                // of the keys that any row sees
+  int sharers;                // thread blocks of the cluster that have keys; at least one
+  int first = 0, blocks = 0;  // the first key of its key blocks, and their number
+  int end = 0;                // the end of the keys that any row sees
 
   __device__ LatentShare(const SplitBlock& block, int cluster, int rank) {
     const int even = (block.keys + cluster - 1) / cluster;
@@ -57,17 +55,17 @@ struct LatentShare {
     if (end <= begin) return;
     first = begin / kKeys * kKeys, blocks = (end - first + kKeys - 1) / kKeys;
   }
-  // Blocks come from the last to the first.
+  // The first key of the i-th block; blocks go from the last to the first.
   __device__ int key_of(int i) const { return first + (blocks - 1 - i) * kKeys; }
-  // Which warpgroup has block i: by its keys' place in the sequence, or the sums of a row's weights would depend on
-  // what other rows see.
-  __device__ int owner_of(int i) const { return key_of(i) / kKeys % 2; }
+  // The warpgroup that has block i. It depends on the block's place in the sequence: else the order of a row's sums
+  // would depend on other rows.
+  __device__ int warpgroup_of(int i) const { return key_of(i) / kKeys % 2; }
 };
 
-// The two places for blocks of keys or values, of which the n-th to come is in place n % 2. It comes in four parts of
-// its columns, each with a barrier, so that products begin with the first; and it goes in halves, since of values each
-// math warpgroup multiplies one.
-struct LatentPlaces {
+// The ring of two places for blocks of keys or values: the n-th block is in place n % 2. It is filled in four parts of
+// its columns, each with a full barrier, so that products begin with the first part; it is emptied in halves, since
+// each math warpgroup multiplies one half of the values.
+struct LatentRing {
   std::uint32_t barriers, data;
 
   static constexpr int kParts = 4, kBarriers = 2 * (kParts + 2) + 1;
@@ -82,24 +80,25 @@ struct LatentPlaces {
   __device__ void wait_empty(int n, int half) const { barrier_wait(empty(n, half), n / 2 % 2 ^ 1); }
   __device__ bool is_empty(int n, int half) const { return barrier_is_done(empty(n, half), n / 2 % 2 ^ 1); }
   __device__ void wait_full_half(int n, int half) const { wait_full(n, 2 * half), wait_full(n, 2 * half + 1); }
-  // By each warp that has read it.
+  // Called by whole warps that have read it; one lane arrives.
   __device__ void release(int n, int half) const {
     if (threadIdx.x % 32 == 0) barrier_arrive(empty(n, half));
   }
 };
 
-// What the math warps tell each other.
+// What the math warps exchange.
 struct LatentShared {
-  std::uint64_t barriers[LatentPlaces::kBarriers];
+  std::uint64_t barriers[LatentRing::kBarriers];
   SplitRows<kRows> rows;
-  float m[kRows];     // of the last block whose weights are there
-  float l[2][kRows];  // of either warpgroup, at the end
+  float row_max[kRows];     // of the last block whose weights are in shared memory
+  float row_sum[2][kRows];  // each warpgroup's, at the end
 };
-// What a thread block leaves for its cluster where Q was, beside O where keys were: first m and l of its own. Then, of
-// the rows that it merges, what each thread block's O is multiplied by, and what makes results of the sum.
+// What a thread block leaves for its cluster, in the place of Q, beside O in the place of keys: row_max and row_sum of
+// its own rows. And, for the rows that it merges: the factor of each thread block's O, and what turns the sum into
+// results.
 struct LatentResults {
-  float m[kRows], l[kRows];
-  float factor[kRows][kMaxCluster], top[kRows], sum[kRows], half[kRows], inverse[kRows];
+  float row_max[kRows], row_sum[kRows];
+  float factor[kRows][kMaxCluster], top[kRows], sum[kRows], root_scale[kRows], output_scale[kRows];
   std::int64_t out[kRows];
 };
 

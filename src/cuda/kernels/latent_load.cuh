@@ -1,5 +1,5 @@
-// How keys, values and Q come to shared memory in attention_latent: by TMA where tensor maps can describe their rows,
-// else keys and values by the threads of the first warpgroup, and Q by those of the others.
+// attention_latent's loads of Q, keys and values: by TMA where tensor maps can describe their rows; else keys and
+// values by the threads of the first warpgroup, and Q by those of the others.
 #pragma once
 
 #include "cuda/hopper/pipeline.cuh"
@@ -8,50 +8,51 @@
 
 namespace rapt::cuda {
 
-// By one warp, whose lanes have one box of a block's keys each, where tensor maps describe keys and values; and Q,
-// where one describes it.
+// Loads keys and values by TMA, by one warp whose lanes have one box of a block's keys each; and Q, if a map describes
+// it.
 __device__ inline void load_by_tma(const LatentParams& params, const SplitBlock& block, const LatentShare& share,
-                                   const LatentPlaces& places, std::uint32_t q) {
+                                   const LatentRing& ring, std::uint32_t q) {
   const AttentionParams& p = params.p;
   const int lane = threadIdx.x % 32, b = static_cast<int>(block.head.b), hk = static_cast<int>(block.head.hk);
   const std::int64_t first = p.ring ? block.first_key % p.page_size : block.head.k_first + block.first_key;
   const KeyBoxes boxes{params.box, p.total_k >= 0 ? 0 : b, block.begin, share.end, static_cast<unsigned>(first)};
   if (params.q_by_tma && lane == 0) {
     const unsigned row = block.row_begin, token = block.grid.group.quotient(row);
-    barrier_arrive_expecting(places.q_full(), kBlockBytes);
+    barrier_arrive_expecting(ring.q_full(), kBlockBytes);
 #pragma unroll 1
     for (int panel = 0; panel < kPanels; ++panel)
       tma_load(q + panel * kPanelBytes, &params.q, panel * 64, static_cast<int>(row - token * block.grid.group.by),
-               static_cast<int>(token), hk, b, places.q_full());
+               static_cast<int>(token), hk, b, ring.q_full());
   }
-  KeyBoxes::Place next = boxes.place(p, params.page_size, share.key_of(0));
+  KeyBoxes::Box next = boxes.box_at(p, params.page_size, share.key_of(0));
 #pragma unroll 1
   for (int i = 0; i < share.blocks; ++i) {
-    const KeyBoxes::Place own = next;
+    const KeyBoxes::Box current = next;
     if (i + 1 < share.blocks)
-      next = boxes.place(p, params.page_size, share.key_of(i + 1));  // early: it may be in a table, in device memory
+      next =
+          boxes.box_at(p, params.page_size, share.key_of(i + 1));  // a block ahead: the page table is in device memory
 #pragma unroll 1
-    for (int values = 0; values < (params.apart ? 2 : 1); ++values) {
-      const int n = params.apart ? 2 * i + values : i;
+    for (int values = 0; values < (params.separate_values ? 2 : 1); ++values) {
+      const int n = params.separate_values ? 2 * i + values : i;
       const CUtensorMap* const map = values ? &params.v : &params.k;
 #pragma unroll 1
-      for (int part = 0; part < LatentPlaces::kParts; ++part) {
-        const int panel = LatentPlaces::begin(part), end = LatentPlaces::end(part);
-        if (part % 2 == 0) places.wait_empty(n, part / 2);
-        if (lane == 0) barrier_arrive_expecting(places.full(n, part), kPanelBytes * (end - panel));
+      for (int part = 0; part < LatentRing::kParts; ++part) {
+        const int panel = LatentRing::begin(part), end = LatentRing::end(part);
+        if (part % 2 == 0) ring.wait_empty(n, part / 2);
+        if (lane == 0) barrier_arrive_expecting(ring.full(n, part), kPanelBytes * (end - panel));
         __syncwarp();
         if (lane * params.box < kKeys)
 #pragma unroll 1
           for (int at = panel; at < end; ++at)
-            tma_load(places.slot(n) + at * kPanelBytes + lane * params.box * 128, map, at * 64, own.row, hk, own.entry,
-                     places.full(n, part), params.keep);
+            tma_load(ring.slot(n) + at * kPanelBytes + lane * params.box * 128, map, at * 64, current.row, hk,
+                     current.entry, ring.full(n, part), params.keep_in_l2);
         __syncwarp();
       }
     }
   }
 }
 
-// Panels [begin, end) of `rows` rows, as load_rows() puts them there, by one warp.
+// Loads panels [begin, end) of `rows` rows as load_rows() does, by one warp.
 __device__ __forceinline__ void load_panels(int rows, std::uint32_t to, const void* x, std::int64_t at,
                                             std::int64_t stride, int size, bool vector, int begin, int end) {
 #pragma unroll 1
@@ -60,13 +61,13 @@ __device__ __forceinline__ void load_panels(int rows, std::uint32_t to, const vo
                      stride, size - panel * 64, vector, 0);
 }
 
-// By a warpgroup, whatever the keys' layout. Only keys that some row sees are read.
+// Loads keys and values by a warpgroup, in any layout. Reads only keys that some row sees.
 __device__ inline void load_by_threads(const LatentParams& params, const SplitBlock& block, const LatentShare& share,
-                                       const LatentPlaces& places) {
+                                       const LatentRing& ring) {
   constexpr int kWarpRows = kKeys / 4;
   const AttentionParams& p = params.p;
   const int first = threadIdx.x / 32 * kWarpRows, lane = threadIdx.x % 32;
-  std::uint32_t filling = 0;  // the first barrier of the half whose copies are under way
+  std::uint32_t filling = 0;  // first full barrier of the half whose copies are in flight
   const auto filled = [&] {
     fence_async_proxy();
     barrier_arrive(filling), barrier_arrive(filling + 8);
@@ -77,20 +78,20 @@ __device__ inline void load_by_threads(const LatentParams& params, const SplitBl
     const int key = share.key_of(i) + first + lane;
     const bool exists = key >= block.begin && key < share.end && lane < kWarpRows;
 #pragma unroll 1
-    for (int values = 0; values < (params.apart ? 2 : 1); ++values) {
-      const int n = params.apart ? 2 * i + values : i;
+    for (int values = 0; values < (params.separate_values ? 2 : 1); ++values) {
+      const int n = params.separate_values ? 2 * i + values : i;
       const Strides stride = values ? p.v_stride : p.k_stride;
       const std::int64_t at = exists ? block.head.key_at(stride, block.first_key + key) : -1;
 #pragma unroll 1
       for (int half = 0; half < 2; ++half) {
-        if (!places.is_empty(n, half)) {
-          if (filling) {  // or those who wait for it never free this place
+        if (!ring.is_empty(n, half)) {
+          if (filling) {  // or its readers, who wait for it, would never free this place
             copy_wait<0>();
             filled();
           }
-          places.wait_empty(n, half);
+          ring.wait_empty(n, half);
         }
-        load_panels(kWarpRows, places.slot(n) + first * 128, values ? p.v : p.k, at, stride.d,
+        load_panels(kWarpRows, ring.slot(n) + first * 128, values ? p.v : p.k, at, stride.d,
                     static_cast<int>(values ? p.dv : p.d), params.kv_vector, half ? kLeftPanels : 0,
                     half ? kPanels : kLeftPanels);
         copy_commit();
@@ -98,7 +99,7 @@ __device__ inline void load_by_threads(const LatentParams& params, const SplitBl
           copy_wait<1>();
           filled();
         }
-        filling = places.full(n, 2 * half);
+        filling = ring.full(n, 2 * half);
       }
     }
   }
@@ -106,7 +107,7 @@ __device__ inline void load_by_threads(const LatentParams& params, const SplitBl
   if (filling) filled();
 }
 
-// The tile's rows of Q, by the math warps.
+// Loads the tile's rows of Q, by the math warps.
 __device__ inline void load_q(const LatentParams& params, const SplitBlock& block, const LatentShared& shared,
                               std::uint32_t q) {
   constexpr int kWarpRows = kRows / kMathWarps;

@@ -1,5 +1,5 @@
-// How the thread blocks of a cluster merge their results in attention_latent, each some of the rows, and where these
-// go: to the output if no sequence has more than one split, else to attention_combine as partial results.
+// attention_latent's merge: each thread block of a cluster adds up the cluster's results of some of the rows, and
+// stores them: to the output if no sequence has more than one split, else as partial results for attention_combine.
 #pragma once
 
 #include "cuda/kernels/latent_config.cuh"
@@ -7,41 +7,41 @@
 
 namespace rapt::cuda {
 
-// A row's m and l from those of all sharers, by one thread; and, if there is nothing to combine, its lse and what makes
-// results of O.
+// Merges a row's row_max and row_sum over the thread blocks that have keys, by one thread; and, if there is nothing to
+// combine, works out its lse and what turns O into results.
 __device__ __forceinline__ void merge_sums(const LatentParams& params, const Head& head,
                                            const SplitRows<kRows>& of_rows, int row, int sharers,
                                            std::uint32_t results_at, LatentResults& results) {
   const AttentionParams& p = params.p;
-  float m[kMaxCluster], l[kMaxCluster], top = -kInfinity, sum = 0;
+  float row_max[kMaxCluster], row_sum[kMaxCluster], top = -kInfinity, sum = 0;
 #pragma unroll
   for (int i = 0; i < kMaxCluster; ++i) {
     const std::uint32_t there = in_cluster(results_at + row * 4, min(i, sharers - 1));
-    m[i] = i < sharers ? cluster_load4(there) : -kInfinity, l[i] = cluster_load4(there + kRows * 4);
-    top = fmaxf(top, m[i]);
+    row_max[i] = i < sharers ? cluster_load4(there) : -kInfinity, row_sum[i] = cluster_load4(there + kRows * 4);
+    top = fmaxf(top, row_max[i]);
   }
 #pragma unroll
   for (int i = 0; i < kMaxCluster; ++i) {
-    const float factor = exp2_approx(m[i] - shift_of(top));
-    if (i < sharers) sum = fmaf(l[i], factor, sum);
+    const float factor = exp2_approx(row_max[i] - shift_of(top));
+    if (i < sharers) sum = fmaf(row_sum[i], factor, sum);
     results.factor[row][i] = factor;
   }
   results.top[row] = top, results.sum[row] = sum;
-  if (params.unsplit) {  // what attention_combine makes of an only split, to the bit
+  if (params.writes_output) {  // the same bits as attention_combine makes of a single split
     Row found;
     found.token = of_rows.token[row], found.q_head = of_rows.q_head[row];
-    const Finish f = finish_row(top, sum, sink_of(head, found), alibi_shift_log2(head, found));
-    results.half[row] = f.half, results.inverse[row] = f.sum == 0 ? 0.f : 1 / f.sum;
+    const FinalizedRow f = finalize_row(top, sum, sink_of(head, found), alibi_shift_log2(head, found));
+    results.root_scale[row] = f.root_scale, results.output_scale[row] = f.sum == 0 ? 0.f : 1 / f.sum;
     results.out[row] = of_rows.row_at(head, row, p.out_stride);
     if (p.lse) p.lse[of_rows.row_at(head, row, p.lse_stride)] = f.lse;
   }
 }
 
-// By the math warps of the cluster's thread block `rank` of `sharers`. `out` and `results_at` say where each of these
-// has left its O and LatentResults; this one's own are `own_out` and `results`.
+// Called by the math warps of thread block `rank` of `sharers`. `out` and `results_at`: where each thread block has
+// left its O and LatentResults, as shared addresses; `block_out` and `results` are this block's own.
 template <class T>
 __device__ void merge(const LatentParams& params, const SplitBlock& block, LatentShared& shared, int sharers, int rank,
-                      std::uint32_t out, const std::uint8_t* own_out, std::uint32_t results_at,
+                      std::uint32_t out, const std::uint8_t* block_out, std::uint32_t results_at,
                       LatentResults& results) {
   constexpr int kFours = kLatentMaxValueHeadSize / 128;
   const AttentionParams& p = params.p;
@@ -54,7 +54,7 @@ __device__ void merge(const LatentParams& params, const SplitBlock& block, Laten
 
   const int lane = threadIdx.x % 32, column = 4 * lane, size = static_cast<int>(p.dv);
   const int first = rank + thread / 32 * sharers, step = kMathWarps * sharers;
-  unsigned bad = 0;  // of the warp's rows: fallback rows, for the end
+  unsigned fallback = 0;  // bit i: the warp's i-th row falls back
   int number = -1;
 #pragma unroll 2
   for (int row = first; row < rows; row += step) {
@@ -67,7 +67,7 @@ __device__ void merge(const LatentParams& params, const SplitBlock& block, Laten
       if (i == rank) {
 #pragma unroll
         for (int n = 0; n < kFours; ++n)
-          o[n] = *reinterpret_cast<const float4*>(own_out + row * kOutPitch + lane * 16 + n * 512);
+          o[n] = *reinterpret_cast<const float4*>(block_out + row * kOutPitch + lane * 16 + n * 512);
       } else {
         const std::uint32_t there = in_cluster(out + row * kOutPitch + lane * 16, i);
 #pragma unroll
@@ -80,22 +80,24 @@ __device__ void merge(const LatentParams& params, const SplitBlock& block, Laten
         sum[n].z = fmaf(factor, x.z, sum[n].z), sum[n].w = fmaf(factor, x.w, sum[n].w);
       }
     }
-    const float top = results.top[row], l = results.sum[row];
-    if (!params.unsplit) {
+    const float top = results.top[row], row_sum = results.sum[row];
+    if (!params.writes_output) {
       float* const to = params.partials.at(head, block.row_begin + row, block.split);
-      const int m_at = static_cast<int>(Partials::m_at(p));
+      const int stats_offset = static_cast<int>(PartialResults::stats_offset(p));
 #pragma unroll
       for (int n = 0; n < kFours; ++n)
-        if (column + 128 * n < m_at) keep16(to + column + 128 * n, sum[n]);
-      if (lane == 0) *reinterpret_cast<float2*>(to + m_at) = make_float2(top, l);
+        if (column + 128 * n < stats_offset) keep16(to + column + 128 * n, sum[n]);
+      if (lane == 0) *reinterpret_cast<float2*>(to + stats_offset) = make_float2(top, row_sum);
       continue;
     }
-    const float half = results.half[row], inverse = results.inverse[row];
+    const float root_scale = results.root_scale[row], output_scale = results.output_scale[row];
     const std::int64_t to = results.out[row];
-    float nan_or_0[4] = {l * 0};
-    if (half != 1) {
+    float nan_or_0[4] = {row_sum * 0};
+    if (root_scale != 1) {
 #pragma unroll
-      for (float4& x : sum) x = make_float4(x.x * half * half, x.y * half * half, x.z * half * half, x.w * half * half);
+      for (float4& x : sum)
+        x = make_float4(x.x * root_scale * root_scale, x.y * root_scale * root_scale, x.z * root_scale * root_scale,
+                        x.w * root_scale * root_scale);
     }
     const auto add = [&](int i, float x) { nan_or_0[i] = fmaf(x, 0, nan_or_0[i]); };
     if (params.out_vector) {
@@ -105,7 +107,7 @@ __device__ void merge(const LatentParams& params, const SplitBlock& block, Laten
         if (column + 128 * n >= size) break;
         float4& x = sum[n];
         add(0, x.x), add(1, x.y), add(2, x.z), add(3, x.w);
-        x.x *= inverse, x.y *= inverse, x.z *= inverse, x.w *= inverse;
+        x.x *= output_scale, x.y *= output_scale, x.z *= output_scale, x.w *= output_scale;
         if (p.out_type == DType::f32) {
           *reinterpret_cast<float4*>(static_cast<float*>(p.out) + to + column + 128 * n) = x;
         } else {
@@ -115,31 +117,31 @@ __device__ void merge(const LatentParams& params, const SplitBlock& block, Laten
         }
       }
     } else {
-      // By way of the row's place in this thread block's own O, so that lanes store columns side by side. The others
-      // read only those of the rows that they merge.
-      const std::uint32_t own = out + row * kOutPitch;
+      // Through the row's place in this thread block's O, so that lanes store neighbouring columns. Other thread blocks
+      // read only rows that they merge.
+      const std::uint32_t row_slot = out + row * kOutPitch;
 #pragma unroll
       for (int n = 0; n < kFours; ++n) {
-        store8(own + lane * 16 + n * 512, sum[n].x, sum[n].y);
-        store8(own + lane * 16 + n * 512 + 8, sum[n].z, sum[n].w);
+        store8(row_slot + lane * 16 + n * 512, sum[n].x, sum[n].y);
+        store8(row_slot + lane * 16 + n * 512 + 8, sum[n].z, sum[n].w);
       }
       __syncwarp();
 #pragma unroll 1
       for (int i = lane; i < size; i += 32) {
-        const float x = load4(own + i * 4);
+        const float x = load4(row_slot + i * 4);
         add(0, x);
-        store(p.out, p.out_type, to + i * p.out_stride.d, x * inverse);
+        store(p.out, p.out_type, to + i * p.out_stride.d, x * output_scale);
       }
     }
     const float any_nan = nan_or_0[0] + nan_or_0[1] + (nan_or_0[2] + nan_or_0[3]);
     const bool falls_back = __any_sync(~0u, any_nan != 0) || (top != -kInfinity && fabsf(top) >= kHugeScore);
-    if (falls_back) bad |= 1u << number;
+    if (falls_back) fallback |= 1u << number;
   }
-  __syncwarp();  // before the same rows are stored once more
+  __syncwarp();  // the rows have been stored before they are stored again
 #pragma unroll 1
-  for (int row = block.row_begin + first; bad != 0; bad >>= 1, row += step)
-    if (bad & 1)
-      attend_rows<T, kLatentMaxValueHeadSize, true>(p, static_cast<int>(head.b), static_cast<int>(head.hk), row, 1);
+  for (int row = block.row_begin + first; fallback != 0; fallback >>= 1, row += step)
+    if (fallback & 1)
+      recompute_rows<T, kLatentMaxValueHeadSize, true>(p, static_cast<int>(head.b), static_cast<int>(head.hk), row, 1);
 }
 
 }  // namespace rapt::cuda

@@ -11,7 +11,7 @@ namespace rapt::cuda {
 namespace {
 
 constexpr int kThreads = 128, kWarps = kThreads / 32;
-constexpr int kBatch = 32;     // states that parameters have room for
+constexpr int kBatch = 32;     // states that fit into the parameters of a launch
 constexpr int kColumns = 128;  // of a row at a time
 
 struct StateBatch {
@@ -32,9 +32,9 @@ __device__ T over_warp(T x, Combine combine) {
   return x;
 }
 
-// Over all of `states`, at a row; the same for each lane.
+// The weights of all states for a row; the same in each lane.
 struct Weighing {
-  float largest;  // lse, or NaN
+  float largest;  // largest lse, or NaN
   bool finite;
   double total;  // the merged lse, if that is finite
 
@@ -57,7 +57,7 @@ struct Weighing {
   }
 };
 
-// Columns [first, first + kColumns) of a row.
+// Merges columns [first, first + kColumns) of a row.
 template <class LseOf>
 __device__ void merge_columns(const MergeStatesParams& p, const AttentionState* states, const RowPosition& at,
                               const Weighing& w, std::int64_t first, LseOf lse_of) {
@@ -66,11 +66,12 @@ __device__ void merge_columns(const MergeStatesParams& p, const AttentionState* 
   for (float& x : sum) x = w.largest < kInfinity ? 0 : not_a_number();
   for (std::int64_t base = 0; w.finite && base < p.count; base += 32) {
     const auto count = static_cast<int>(min(p.count - base, std::int64_t{32}));
-    const float own_lse = lane < count ? lse_of(base + lane) : -kInfinity;
-    const auto own_weight = static_cast<float>(exp(static_cast<double>(own_lse) - w.total));
+    const float lane_lse = lane < count ? lse_of(base + lane) : -kInfinity;
+    const auto lane_weight = static_cast<float>(exp(static_cast<double>(lane_lse) - w.total));
     for (int i = 0; i < count; ++i) {
-      const float weight = __shfl_sync(~0u, own_weight, i);
-      if (__shfl_sync(~0u, own_lse, i) == -kInfinity) continue;  // whatever its output holds
+      const float weight = __shfl_sync(~0u, lane_weight, i);
+      if (__shfl_sync(~0u, lane_lse, i) == -kInfinity)
+        continue;  // an empty state counts for nothing, whatever its output holds
       const AttentionState& state = states[base + i];
       const std::int64_t from = row_index(state.out_stride, at);
 #pragma unroll
@@ -78,7 +79,7 @@ __device__ void merge_columns(const MergeStatesParams& p, const AttentionState* 
         const std::int64_t column = first + 32 * n + lane;
         if (column >= p.dv) continue;
         const float x = load(state.out, state.out_type, from + column * state.out_stride.d);
-        sum[n] += is_inf(x) ? x : weight * x;  // no weight is 0, but it may be too small for a float
+        sum[n] += is_inf(x) ? x : weight * x;  // the exact weight is not 0, but it may be 0 as a float
       }
     }
   }
@@ -88,9 +89,9 @@ __device__ void merge_columns(const MergeStatesParams& p, const AttentionState* 
       store(p.out, p.out_type, row_index(p.out_stride, at) + column * p.out_stride.d, sum[n]);
 }
 
-// The states are p's, in device memory, or a batch's.
+// The states lie in device memory (p.states), or in `batch`.
 __global__ void __launch_bounds__(kThreads)
-    merge(const __grid_constant__ MergeStatesParams p, const __grid_constant__ StateBatch batch) {
+    merge_states(const __grid_constant__ MergeStatesParams p, const __grid_constant__ StateBatch batch) {
   const AttentionState* const states = p.states ? p.states : batch.states;
   const std::int64_t rows = p.b * p.h * p.s, step = std::int64_t{gridDim.x} * kWarps;
   for (std::int64_t row = std::int64_t{blockIdx.x} * kWarps + threadIdx.x / 32; row < rows; row += step) {
@@ -109,7 +110,7 @@ std::size_t merge_states_workspace(std::int64_t count) {
   return count <= kBatch ? 0 : static_cast<std::size_t>(count) * sizeof(AttentionState);
 }
 
-cudaError_t merge_states(const MergeStatesParams& params, std::byte* workspace, cudaStream_t stream) {
+cudaError_t launch_merge_states(const MergeStatesParams& params, std::byte* workspace, cudaStream_t stream) {
   MergeStatesParams p = params;
   p.states = params.count <= kBatch ? nullptr : reinterpret_cast<const AttentionState*>(workspace);
   StateBatch batch{};
@@ -121,9 +122,9 @@ cudaError_t merge_states(const MergeStatesParams& params, std::byte* workspace, 
     const cudaError_t status = launch_kernel(false, write_states, 1, kBatch, 0, stream, batch, to, count);
     if (status != cudaSuccess) return status;
   }
-  constexpr std::int64_t kMostBlocks = 1 << 20;
-  const std::int64_t blocks = std::min(ceil_div(p.b * p.h * p.s, kWarps), kMostBlocks);
-  return launch_kernel(false, merge, static_cast<unsigned>(blocks), kThreads, 0, stream, p, batch);
+  constexpr std::int64_t kMaxBlocks = 1 << 20;
+  const std::int64_t blocks = std::min(ceil_div(p.b * p.h * p.s, kWarps), kMaxBlocks);
+  return launch_kernel(false, merge_states, static_cast<unsigned>(blocks), kThreads, 0, stream, p, batch);
 }
 
 }  // namespace rapt::cuda

@@ -1,19 +1,19 @@
-// Division by numbers that a launch knows beforehand: a multiplication and a shift.
+// Division by a number that the host knows: a multiplication and a shift.
 #pragma once
 
 #include "core/pod.hpp"
 
 namespace rapt::cuda {
 
-// Of numbers below 2^31 by one of [1, 2^31).
+// Divides numbers below 2^31 by a number in [1, 2^31).
 struct Divisor {
   std::uint32_t by = 1, multiplier = 1, shift = 0;
 
   Divisor() = default;
   explicit Divisor(std::int64_t divisor) {
-    if (divisor < 1) return;  // a launch without work is planned, too
+    if (divisor < 1) return;  // sizes may be 0, as launches without work are planned, too
     by = static_cast<std::uint32_t>(divisor);
-    // ceil(2^shift / by), where 2^(shift - 31) is `by` or more: what rounding up adds to a quotient is below 1 / by.
+    // ceil(2^shift / by), with 2^(shift - 31) >= by: rounding up adds less than 1 / by to a quotient.
     for (shift = 31; std::int64_t{1} << (shift - 31) < divisor;) ++shift;
     multiplier = static_cast<std::uint32_t>(((std::uint64_t{1} << shift) + by - 1) / by);
   }

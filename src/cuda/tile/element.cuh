@@ -33,16 +33,16 @@ __device__ inline float code_of_byte(std::uint8_t code, DType type) {
   const __nv_fp8_interpretation_t kind = type == DType::f8e4m3 ? __NV_E4M3 : __NV_E5M2;
   return __half2float(__half(__nv_cvt_fp8_to_halfraw(code, kind)));
 }
-// load() of queries of any type, of f8e4m3 before their scales.
+// load() for queries, which may be f8e4m3 (without their scale).
 __device__ inline float load_query(const void* base, DType type, std::int64_t at) {
   if (type == DType::f8e4m3) return code_of_byte(static_cast<const std::uint8_t*>(base)[at], type);
   return load(base, type, at);
 }
-// A code of i4x2, from a byte with it in the lower half; the upper one may hold anything.
+// The code of i4x2 in the lower half of a byte; the upper half is ignored.
 __device__ inline float code_of_half(std::uint32_t bits) {
   return static_cast<float>(static_cast<int>((bits & 15) ^ 8) - 8);
 }
-// Code i of a row of a quantised cache that begins at index `at`; of i4x2 two lie in a byte.
+// Code i of a row of a quantized cache that begins at offset `at`; a byte of i4x2 holds two.
 __device__ inline float load_code(const void* base, DType type, std::int64_t at, std::int64_t stride, std::int64_t i) {
   const auto* const codes = static_cast<const std::uint8_t*>(base);
   if (type == DType::i4x2) return code_of_half(codes[at + i / 2 * stride] >> (i % 2 * 4));
@@ -63,7 +63,7 @@ struct NumberAt {
   }
 };
 
-// Rounded to nearest even.
+// Stores x, rounded to nearest even.
 __device__ inline void store(void* base, DType type, std::int64_t at, float x) {
   switch (type) {
     case DType::f16:
@@ -77,7 +77,7 @@ __device__ inline void store(void* base, DType type, std::int64_t at, float x) {
   }
 }
 
-// Four neighbours, whose place is aligned as they are together, of 16 bits.
+// Stores four neighbours of a 16-bit type to an address that is aligned to 8 bytes.
 __device__ inline void store_four(void* to, DType type, float4 x) {
   const auto pair = [type](float a, float b) {
     std::uint32_t two;
@@ -87,7 +87,7 @@ __device__ inline void store_four(void* to, DType type, float4 x) {
   };
   *static_cast<uint2*>(to) = make_uint2(pair(x.x, x.y), pair(x.z, x.w));
 }
-// The first n of four, a stride apart.
+// Stores the first n of four numbers, a stride apart.
 __device__ inline void store_columns(void* base, DType type, std::int64_t at, std::int64_t stride, float4 x,
                                      std::int64_t n) {
   const std::int64_t size = type == DType::f32 ? 4 : 2;
@@ -103,7 +103,7 @@ __device__ inline void store_columns(void* base, DType type, std::int64_t at, st
     if (i < n) store(base, type, at + i * stride, four[i]);
 }
 
-// Elements [0, n) of the four from `at` on, a stride apart; 0 for the others, which are not read.
+// Loads the first n of four elements from `at` on, a stride apart; the others are 0 and are not read.
 __device__ inline float4 load4(const void* base, DType type, std::int64_t at, std::int64_t stride, std::int64_t n) {
   if (type == DType::f32 && stride == 1 && n >= 4) {
     const float* x = static_cast<const float*>(base) + at;

@@ -1,4 +1,5 @@
-// Fallback rows: what the arithmetic of tensor cores does not carry is computed once more, from the keys themselves.
+// Fallback rows: rows whose numbers the arithmetic of tensor cores does not carry are recomputed on ordinary cores, key
+// by key.
 #pragma once
 
 #include <type_traits>
@@ -7,39 +8,39 @@
 
 namespace rapt::cuda {
 
-constexpr float kHugeScore = 0x1p20f;  // past it a weight would lose digits to the score's size
+constexpr float kHugeScore = 0x1p20f;  // from here on a weight loses digits to the score's size
 
-// Elements of q, k and v for a warp that goes over keys: chunks of eight columns, and pairs. A few loads are queued
-// before the first is waited for, so there must be no branch between them.
-template <class T>  // of 16 bits
+// Reads q, k and v for a warp that goes over keys: chunks of eight columns, and pairs. Several loads are issued before
+// the first is waited for, so there must be no branch between them.
+template <class T>  // a 16-bit type
 struct RowReader {
   using Chunk = uint4;
   using Pair = std::uint32_t;
-  static constexpr int kChunks = 4, kPairs = 8;  // at a time
+  static constexpr int kChunks = 4, kPairs = 8;  // loads in flight
 
   const AttentionParams& p;
-  const bool vector;                // all rows are contiguous and aligned, in whole chunks
-  std::int64_t k_at = 0, v_at = 0;  // the rows of the lane's key
+  const bool vector;                // all rows are contiguous, aligned, and multiples of a chunk
+  std::int64_t k_at = 0, v_at = 0;  // offsets of the lane's key
 
   __device__ explicit RowReader(const Head& head)
       : p(head.p),
         vector(is_vector(p.q, p.q_stride, 2) && is_vector(p.k, p.k_stride, 2) && is_vector(p.v, p.v_stride, 2) &&
                p.d % 8 == 0 && p.dv % 8 == 0) {}
-  // The lane's; its columns and all lanes' values are then asked for.
-  __device__ void take_key(const Head& head, std::int64_t key) {
+  // Selects the lane's key, and prefetches its rows of k and v.
+  __device__ void select_key(const Head& head, std::int64_t key) {
     k_at = head.key_at(p.k_stride, key), v_at = head.key_at(p.v_stride, key);
     if (!vector) return;
     for (int line = 0; line < p.d; line += 64) prefetch(static_cast<const T*>(p.k) + k_at + line);
     for (int line = 0; line < p.dv; line += 64) prefetch(static_cast<const T*>(p.v) + v_at + line);
   }
-  // From `column` on. Past the last column there may be anything.
+  // Columns of the query from `column` on. Past the last column there may be anything.
   __device__ Chunk query(std::int64_t at, int column) const {
     Chunk chunk[1];
     chunks(p.q, at, p.q_stride.d, column, chunk);
     return chunk[0];
   }
   __device__ void key(int column, Chunk (&chunk)[kChunks]) const { chunks(p.k, k_at, p.k_stride.d, column, chunk); }
-  // Of kKeys lanes from `lane` on, and 64 columns apart.
+  // Pairs of values of the keys of kKeys lanes from `lane` on, 64 columns apart.
   template <int kKeys, int kColumns>
   __device__ void values(int lane, int column, Pair (&pair)[kKeys][kColumns]) const {
     const auto* const data = static_cast<const T*>(p.v);
@@ -97,7 +98,7 @@ struct RowReader {
   }
 };
 
-// The same of elements of any kind.
+// The same for elements or codes of any type.
 template <>
 struct RowReader<void> {
   struct Chunk {
@@ -111,7 +112,7 @@ struct RowReader<void> {
   std::int64_t key_ = 0;
 
   __device__ explicit RowReader(const Head& of) : p(of.p), head(&of) {}
-  __device__ void take_key(const Head&, std::int64_t key) { key_ = key; }
+  __device__ void select_key(const Head&, std::int64_t key) { key_ = key; }
   __device__ Chunk query(std::int64_t at, int column) const {
     Chunk chunk{};
     for (int i = 0; i < 8 && column + i < p.d; ++i)
@@ -136,7 +137,7 @@ struct RowReader<void> {
   __device__ static float element(const Pair& pair, int i) { return i == 0 ? pair.x : pair.y; }
 };
 
-// Over all lanes.
+// Reduces over all lanes.
 template <class X, class Combine>
 __device__ X over_lanes(X x, Combine combine) {
 #pragma unroll
@@ -144,25 +145,26 @@ __device__ X over_lanes(X x, Combine combine) {
   return x;
 }
 
-// Out and lse of rows of a sequence and kv head, those from `first_row` on whose bits are set, by a warp. It takes a
-// few at a time, which share the latency of loads, over blocks of 32 keys, a key to a lane. Hidden keys count for
-// nothing, whatever their values, and a row's bits do not depend on the others. For values of up to kMaxSize columns.
-// Out of line.
+// Computes out and lse of rows of a sequence and kv head: row first_row + i for each bit i of `rows`. By a warp, out of
+// line. It does a few rows at a time, which share the latency of loads, over blocks of 32 keys, a key to a lane. Hidden
+// keys have no influence, whatever their values, and a row's bits do not depend on the other rows. For values of up to
+// kMaxSize columns.
 template <class T, int kMaxSize, bool kModified>
-__device__ __noinline__ void attend_rows(const AttentionParams& p, int b, int hk, int first_row, unsigned rows) {
+__device__ __noinline__ void recompute_rows(const AttentionParams& p, int b, int hk, int first_row, unsigned rows) {
   using Reader = RowReader<T>;
-  constexpr int kRows = std::is_void_v<T> || kModified ? 1 : 4;  // for modifiers there are no registers
-  constexpr int kColumns = kMaxSize / 64;                        // pairs of a lane's columns, 64 apart
-  constexpr int kKeys = kColumns < Reader::kPairs ? Reader::kPairs / kColumns : 1;  // whose values come at a time
+  constexpr int kRows = std::is_void_v<T> || kModified ? 1 : 4;  // modifiers need the registers of the other rows
+  constexpr int kColumns = kMaxSize / 64;                        // a lane's pairs of columns, 64 apart
+  constexpr int kKeys =
+      kColumns < Reader::kPairs ? Reader::kPairs / kColumns : 1;  // keys whose values are loaded at once
   const int lane = threadIdx.x % 32, d = static_cast<int>(p.d), dv = static_cast<int>(p.dv);
   const Head head(p, b, hk);
   Reader reader(head);
 #pragma unroll 1
   while (rows != 0) {
-    // Those left may be fewer: the last is there several times, with the same result.
-    int number[kRows], begin[kRows], end[kRows];  // the keys that it sees, counted from `base`
+    // If fewer rows are left, the last one is repeated, with the same result.
+    int number[kRows], begin[kRows], end[kRows];  // the keys [begin, end) that it sees, counted from `base`
     std::int64_t q_at[kRows], low = INT64_MAX, high = INT64_MIN;
-    [[maybe_unused]] float scale[kRows];  // of their scores, where queries may have scales
+    [[maybe_unused]] float scale[kRows];  // the factor of a row's scores, if queries may have scales
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       number[i] = rows == 0 ? number[max(i - 1, 0)] : first_row + __ffs(static_cast<int>(rows)) - 1;
@@ -181,14 +183,14 @@ __device__ __noinline__ void attend_rows(const AttentionParams& p, int b, int hk
       end[i] = static_cast<int>(clamp_to(row.last - base, 0, to));
     }
 
-    double o[kRows][kColumns][2] = {}, l[kRows] = {};
-    float m[kRows];
+    double o[kRows][kColumns][2] = {}, row_sum[kRows] = {};
+    float row_max[kRows];
 #pragma unroll
-    for (float& x : m) x = -kInfinity;
+    for (float& x : row_max) x = -kInfinity;
 #pragma unroll 1
     for (int block = 0; block < to; block += 32) {
-      const int own = block + lane;
-      reader.take_key(head, base + min(max(own, from), to - 1));
+      const int lane_key = block + lane;
+      reader.select_key(head, base + min(max(lane_key, from), to - 1));
       float dot[kRows][2] = {};
 #pragma unroll 1
       for (int column = 0; column < d; column += 8 * Reader::kChunks) {
@@ -214,18 +216,18 @@ __device__ __noinline__ void attend_rows(const AttentionParams& p, int b, int hk
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
         float score = -kInfinity;
-        if (own >= begin[i] && own < end[i]) {
+        if (lane_key >= begin[i] && lane_key < end[i]) {
           score = (dot[i][0] + dot[i][1]) * (std::is_void_v<T> ? scale[i] : p.score.scale_log2);
-          if (kModified) score = finish_score(head, row_of(head, number[i]), base + own, score);
+          if (kModified) score = finish_score(head, row_of(head, number[i]), base + lane_key, score);
         }
-        const float before = m[i];
-        m[i] = fmaxf(m[i], over_lanes(score, Max()));
-        rescale[i] = exp2_approx(before - shift_of(m[i]));
-        weight[i] = weight_of(score, shift_of(m[i]));
+        const float before = row_max[i];
+        row_max[i] = fmaxf(row_max[i], over_lanes(score, Max()));
+        rescale[i] = exp2_approx(before - shift_of(row_max[i]));
+        weight[i] = weight_of(score, shift_of(row_max[i]));
       }
       float sum[kRows][kColumns][2] = {};
 #pragma unroll 1
-      for (int n = 0; n < 32; n += kKeys) {  // keys that are not there have the row of one that is, and no weight
+      for (int n = 0; n < 32; n += kKeys) {  // keys that do not exist have the row of one that does, and a weight of 0
         typename Reader::Pair values[kKeys][kColumns];
         reader.values(n, 2 * lane, values);
 #pragma unroll
@@ -244,14 +246,14 @@ __device__ __noinline__ void attend_rows(const AttentionParams& p, int b, int hk
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
         if (block >= end[i] || block + 32 <= begin[i]) continue;
-        l[i] = fma(l[i], rescale[i], static_cast<double>(weight[i]));
+        row_sum[i] = fma(row_sum[i], rescale[i], static_cast<double>(weight[i]));
 #pragma unroll
         for (int pair = 0; pair < kColumns; ++pair)
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
             double& x = o[i][pair][e];
             const double add = sum[i][pair][e];
-            x = isfinite(x) ? fma(x, rescale[i], add) : x + add;  // inf times 0 is no NaN
+            x = isfinite(x) ? fma(x, rescale[i], add) : x + add;  // so that inf * 0 does not become NaN
           }
       }
     }
@@ -259,9 +261,9 @@ __device__ __noinline__ void attend_rows(const AttentionParams& p, int b, int hk
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       const Row row = row_of(head, number[i]);
-      const auto all = static_cast<float>(over_lanes(l[i], [](double x, double y) { return x + y; }));
-      const Finish f = finish_row(m[i], all, sink_of(head, row), alibi_shift_log2(head, row));
-      const float inverse = 1 / f.sum;
+      const auto all = static_cast<float>(over_lanes(row_sum[i], [](double x, double y) { return x + y; }));
+      const FinalizedRow f = finalize_row(row_max[i], all, sink_of(head, row), alibi_shift_log2(head, row));
+      const float output_scale = 1 / f.sum;
       const std::int64_t out = row_at(p.out_stride, head, row);
 #pragma unroll
       for (int pair = 0; pair < kColumns; ++pair)
@@ -269,7 +271,7 @@ __device__ __noinline__ void attend_rows(const AttentionParams& p, int b, int hk
         for (int e = 0; e < 2; ++e)
           if (const int column = 64 * pair + 2 * lane + e; column < dv)
             store(p.out, p.out_type, out + column * p.out_stride.d,
-                  f.sum == 0 ? 0.f : static_cast<float>(o[i][pair][e]) * f.half * f.half * inverse);
+                  f.sum == 0 ? 0.f : static_cast<float>(o[i][pair][e]) * f.root_scale * f.root_scale * output_scale);
       if (p.lse && lane == 0) p.lse[row_at(p.lse_stride, head, row)] = f.lse;
     }
   }

@@ -1,5 +1,5 @@
-// Which rows, keys and memory belong together: semantics/sequence.hpp and semantics/score.hpp for a kv head and a row,
-// and how rows and keys are cut into tiles and blocks.
+// Rows, keys and their memory: semantics/sequence.hpp and semantics/score.hpp for a kv head and a row, and how rows and
+// keys are cut into tiles and blocks.
 #pragma once
 
 #include "cuda/tile/element.cuh"
@@ -10,7 +10,7 @@ __host__ __device__ inline std::int64_t ceil_div(std::int64_t a, std::int64_t b)
   return (a + b - 1) / b;
 }
 
-// One kv head of one sequence of a call. Keys [oldest, len_k) are there.
+// One kv head of one sequence. Keys [oldest, len_k) exist.
 struct Head : Sequence {
   const AttentionParams& p;
   std::int64_t b, hk, offset;  // row 0 sits at key position `offset`
@@ -20,23 +20,23 @@ struct Head : Sequence {
   __device__ Head(const AttentionParams& params, std::int64_t b, std::int64_t hk, const Sequence& sequence)
       : Sequence(sequence), p(params), b(b), hk(hk), offset(row_offset(params.score, sequence)) {}
 
-  // Key j's row in k or v, as an index.
+  // The offset of key j's row in k or v.
   __device__ std::int64_t key_at(const Strides& s, std::int64_t j) const { return key_index(p, s, b, hk, k_first, j); }
 };
 
-// Where a key's row of k or v begins: indices of its elements, its scales, its zeros and its tail.
+// The offsets of a key's row of k or v: of its elements, scales, zeros and tail.
 struct KvPlace {
   std::int64_t at, scale_at, zero_at, tail_at;
 };
 
-// k or v of a call, whatever it is kept in: elements as they count.
+// k or v of any type, as the numbers that its elements or codes stand for.
 struct KvSide {
   const void* data;
   DType type;
   const Strides& stride;
   const Quantization& quant;
-  std::int64_t size, codes;  // columns; and those before the tail
-  const KeyTail& tail;       // where there is one
+  std::int64_t size, codes;  // columns; columns before the tail
+  const KeyTail& tail;       // if codes < size
 
   __device__ static KvSide of_keys(const AttentionParams& p) {
     return {p.k, p.kv_type, p.k_stride, p.k_quant, p.d, p.d - p.k_tail.size, p.k_tail};
@@ -52,7 +52,7 @@ struct KvSide {
     if (codes < size) row.tail_at = head.key_at(tail.stride, j);
     return row;
   }
-  // A code of a row's n-th group as it counts.
+  // The number that a code of a row's n-th group stands for.
   __device__ float number(const KvPlace& row, std::int64_t n, float code) const {
     if (quant.zero) code -= quant.zero[row.zero_at + n * quant.zero_stride.d];
     return quant.scale ? code * quant.scale[row.scale_at + n * quant.scale_stride.d] : code;
@@ -68,7 +68,7 @@ struct KvSide {
   }
 };
 
-// A key's row of it.
+// A key's row of k or v.
 class KvRow {
  public:
   __device__ static KvRow of_key(const Head& head, std::int64_t j) { return {KvSide::of_keys(head.p), head, j}; }
@@ -82,12 +82,12 @@ class KvRow {
   KvPlace place_;
 };
 
-// Where a row lies, and the keys [first, last) that it sees.
+// A query row, and the keys [first, last) that it sees.
 struct Row {
   std::int64_t token, q_head, first, last;
 
   Row() = default;
-  // Row r of (token, head of the group) pairs.
+  // Row r: a pair of token and head of the group.
   __device__ Row(const Head& head, std::int64_t r)
       : Row(head, r / head.p.group, head.hk * head.p.group + r % head.p.group) {}
   __device__ Row(const Head& head, std::int64_t token, std::int64_t q_head) : token(token), q_head(q_head) {
@@ -98,19 +98,19 @@ struct Row {
   __device__ std::int64_t nearest(const Head& head) const { return nearest_key(token + head.offset, head.len_k); }
 };
 
-// Row r with divisions of 32 bits.
+// Row r, with 32-bit divisions.
 __device__ inline Row row_of(const Head& head, int r) {
   const unsigned group = static_cast<unsigned>(head.p.group), token = static_cast<unsigned>(r) / group;
   return Row(head, token, head.hk * group + (static_cast<unsigned>(r) - token * group));
 }
 
-// The row's place in q, out or lse, as an index.
+// The row's offset in q, out or lse.
 __device__ inline std::int64_t row_at(const Strides& s, const Head& head, const Row& row) {
   return head.b * s.b + row.q_head * s.h + (head.q_first + row.token) * s.s;
 }
 
-// Of `count` sequences that lie one after another, the one that has what is numbered `number`: the last for which
-// first(i), where it begins, is no more than that. Empty ones begin where the next does.
+// Which of `count` consecutive sequences contains `number`: the last one for which first(i), its beginning, is at most
+// `number`. Empty sequences begin where the next one does.
 template <class Number, class First>
 __device__ Number sequence_at(Number number, Number count, First first) {
   Number low = 0, high = count;
@@ -121,26 +121,26 @@ __device__ Number sequence_at(Number number, Number count, First first) {
   return low;
 }
 
-// Pieces of kSize rows of ragged sequences that lie one after another, numbered so that each begins with its sequence's
-// row 0. No sequence knows the lengths of all others: there are more numbers than pieces, total / kSize + b of them.
+// Pieces of kSize rows of consecutive ragged sequences, numbered so that each piece begins at its sequence's row 0. No
+// sequence knows the lengths of all others, so there are more numbers than pieces: total / kSize + b.
 template <int kSize>
 struct Pieces {
   const Integers& begin;   // [b + 1]
-  std::int64_t b, total;   // rows in all
-  std::int64_t group = 1;  // rows of a piece to one of `begin`
+  std::int64_t b, total;   // total: rows of all sequences
+  std::int64_t group = 1;  // rows for each unit of `begin`
 
-  // The first of sequence i: at most first(i + 1) - (those that i needs).
+  // The first number of sequence i.
   __device__ std::int64_t first(std::int64_t i) const {
     return i == 0 ? 0 : clamp_to(begin[i], 0, total) * group / kSize + i;
   }
-  // The sequence that has a number.
+  // The sequence of a piece.
   __device__ std::int64_t sequence(std::int64_t number) const {
     return sequence_at(number, b, [&](std::int64_t i) { return first(i); });
   }
 };
 
-// A call's query rows in tiles of kRows rows of one kv head of one sequence. Tiles are numbered head by head, dense
-// sequences counting as heads of their own.
+// A call's query rows in tiles of kRows rows of one kv head of one sequence. Tiles are numbered head by head; each
+// dense sequence has heads of its own.
 template <int kRows>
 struct Tiling {
   struct Tile {
@@ -148,13 +148,13 @@ struct Tiling {
   };
 
   __host__ __device__ static std::int64_t heads(const AttentionParams& p) { return p.total_q >= 0 ? p.hk : p.b * p.hk; }
-  // Of ragged sequences these are more than there are: tiles past a sequence's last row are empty.
+  // The tiles of a head. For ragged calls an upper bound: tiles past a sequence's last row are empty.
   __host__ __device__ static std::int64_t tiles(const AttentionParams& p) {
     return p.total_q >= 0 ? p.total_q * p.group / kRows + p.b : ceil_div(p.sq * p.group, kRows);
   }
 
   __device__ static Pieces<kRows> ragged(const AttentionParams& p) { return {p.q_begin, p.b, p.total_q, p.group}; }
-  // `tile` of those of one head.
+  // The head's tile number `tile`.
   __device__ static Tile find(const AttentionParams& p, int head, int tile) {
     if (p.total_q < 0) {
       const auto hk = static_cast<int>(p.hk);
@@ -163,23 +163,23 @@ struct Tiling {
     const std::int64_t b = ragged(p).sequence(tile);
     return {b, head, (tile - ragged(p).first(b)) * kRows};
   }
-  // A tile's number, from what find() says of it.
+  // The inverse of find(): a tile's number.
   __device__ static std::int64_t number(const AttentionParams& p, std::int64_t b, std::int64_t hk, std::int64_t row) {
     if (p.total_q < 0) return (b * p.hk + hk) * tiles(p) + row / kRows;
     return hk * tiles(p) + ragged(p).first(b) + row / kRows;
   }
 };
 
-// Keys likewise in blocks of kKeys, cut at multiples of kKeys from key 0 of a sequence and numbered from the first
-// block that has keys: every sequence has at least one.
+// Keys in blocks of kKeys, cut at multiples of kKeys from key 0 of a sequence and numbered from the first block that
+// has keys. Every sequence has at least one.
 template <int kKeys>
 struct Blocking {
   struct Block {
-    std::int64_t b, hk, key;  // its first
+    std::int64_t b, hk, key;  // its first key
   };
 
   __host__ __device__ static std::int64_t heads(const AttentionParams& p) { return p.total_k >= 0 ? p.hk : p.b * p.hk; }
-  // Of one head. A ring may begin and end within a block.
+  // The blocks of one head. A ring may begin and end within a block.
   __host__ __device__ static std::int64_t blocks(const AttentionParams& p) {
     if (p.total_k >= 0) return p.total_k / kKeys + p.b;
     const std::int64_t count = ceil_div(p.sk, kKeys) + (p.ring ? 1 : 0);
@@ -189,7 +189,7 @@ struct Blocking {
   __device__ static Pieces<kKeys> ragged(const AttentionParams& p) { return {p.k_begin, p.b, p.total_k}; }
   // The first key of a sequence's first block.
   __device__ static std::int64_t origin(const Head& head) { return head.oldest / kKeys * kKeys; }
-  // `block` of those of all heads.
+  // Block number `block` of all heads.
   __device__ static Block find(const AttentionParams& p, std::int64_t block) {
     const std::int64_t head = block / blocks(p), in_head = block % blocks(p);
     const std::int64_t b = p.total_k >= 0 ? ragged(p).sequence(in_head) : head / p.hk;

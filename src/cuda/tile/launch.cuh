@@ -1,39 +1,34 @@
-// Launches: how much runs at once, and kernels one after another in a stream, the next starting while the one before
-// ends (programmatic dependent launch, from compute capability 9.0).
+// Kernel launches, with clusters and programmatic dependent launch (from compute capability 9.0): a kernel may start
+// while the one before it in the stream ends.
 #pragma once
 
 #include <cuda_runtime.h>
 
+#include "cuda/kernels/multiprocessors.hpp"
+
 namespace rapt::cuda {
 
-// In the kernel before: the next may start on multiprocessors that have nothing left to do.
-__device__ inline void let_next_start() {
+// Called in a kernel: the next one may start on multiprocessors that have nothing left to do.
+__device__ inline void launch_dependent_grids() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
-// In the next: what the one before wrote is there.
-__device__ inline void wait_for_previous() {
+// Called in the next kernel: waits until the one before has ended, and its writes are visible.
+__device__ inline void wait_on_dependent_grids() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
-// Multiprocessors of the current device; 1 where CUDA fails, as the launch then will.
-inline int multiprocessors() {
-  int device = 0, count = 1;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
-  return count;
-}
-
-// kernel<<<blocks, threads, shared_bytes, stream>>>(arguments...), and what became of that launch: the last error,
-// which is all that the <<<>>> leave, may be of a call before. `early`: while the kernel before ends. `cluster`: blocks
-// that run side by side.
+// kernel<<<blocks, threads, shared_bytes, stream>>>(arguments...), and the status of this launch; after <<<>>>
+// cudaGetLastError() might return that of an earlier call. `overlap_previous`: starts while the kernel before ends.
+// `cluster`: thread blocks of a cluster.
 template <class... Parameters, class... Arguments>
-cudaError_t launch_clusters(dim3 cluster, bool early, void (*kernel)(Parameters...), dim3 blocks, unsigned threads,
-                            std::size_t shared_bytes, cudaStream_t stream, const Arguments&... arguments) {
-  constexpr std::size_t kUnasked = 48 << 10;  // of shared memory
+cudaError_t launch_clusters(dim3 cluster, bool overlap_previous, void (*kernel)(Parameters...), dim3 blocks,
+                            unsigned threads, std::size_t shared_bytes, cudaStream_t stream,
+                            const Arguments&... arguments) {
+  constexpr std::size_t kUnasked = 48 << 10;  // of shared memory, which need no attribute
   if (shared_bytes > kUnasked) {
     const cudaError_t status =
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
@@ -41,7 +36,7 @@ cudaError_t launch_clusters(dim3 cluster, bool early, void (*kernel)(Parameters.
   }
   cudaLaunchAttribute attributes[2]{};
   unsigned count = 0;
-  if (early) {
+  if (overlap_previous) {
     cudaLaunchAttribute& overlap = attributes[count++];
     overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     overlap.val.programmaticStreamSerializationAllowed = 1;
@@ -57,9 +52,9 @@ cudaError_t launch_clusters(dim3 cluster, bool early, void (*kernel)(Parameters.
   return cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...);
 }
 template <class... Parameters, class... Arguments>
-cudaError_t launch_kernel(bool early, void (*kernel)(Parameters...), unsigned blocks, unsigned threads,
+cudaError_t launch_kernel(bool overlap_previous, void (*kernel)(Parameters...), unsigned blocks, unsigned threads,
                           std::size_t shared_bytes, cudaStream_t stream, const Arguments&... arguments) {
-  return launch_clusters(1, early, kernel, blocks, threads, shared_bytes, stream, arguments...);
+  return launch_clusters(1, overlap_previous, kernel, blocks, threads, shared_bytes, stream, arguments...);
 }
 
 }  // namespace rapt::cuda

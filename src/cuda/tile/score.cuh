@@ -1,4 +1,4 @@
-// Scores of a row, as semantics/score.hpp has them, and the arithmetic of the softmax, in the log2 domain.
+// Scores of a row as semantics/score.hpp defines them, and the arithmetic of softmax, in the log2 domain.
 #pragma once
 
 #include "cuda/tile/head.cuh"
@@ -7,14 +7,14 @@ namespace rapt::cuda {
 
 constexpr auto kLog2e = static_cast<float>(rapt::kLog2e), kLn2 = static_cast<float>(rapt::kLn2);
 
-// 2^x by the special-function unit: off by at most 2^-22 of the result; results below 2^-126 are 0; 2^0 is 1.
+// 2^x by the special-function unit. The relative error is at most 2^-22; results below 2^-126 are 0; 2^0 is 1.
 __device__ inline float exp2_approx(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 
-// What rows are reduced by.
+// Reductions over rows.
 struct Max {
   __device__ float operator()(float a, float b) const { return fmaxf(a, b); }
 };
@@ -29,13 +29,13 @@ __device__ inline bool is_finite(float x) {
   return (__float_as_uint(x) & 0x7f800000u) != 0x7f800000u;
 }
 
-// Whether scores may be scaled after their modifiers: they are a mask at most, and -inf stays -inf. Where blocks of
-// keys are the same, and shifts do not follow the blocks before, no bit then depends on there being one.
+// Whether scores may be scaled after their modifiers: if these are at most a mask, since -inf stays -inf. A call with a
+// mask then has the same bits as one without, if key blocks are the same and shifts are not predicted.
 inline bool scales_last(const ScoreParams& s) {
   return s.scale_log2 != 0 && !changes_scores(s);
 }
 
-// What semantics/score.hpp says of a row and a key.
+// Functions of semantics/score.hpp for a row and a key.
 __device__ inline float alibi_shift_log2(const Head& head, const Row& row) {
   return alibi_shift_log2(head.p.score, head.b, row.q_head, row.token + head.offset, row.nearest(head), NumberAt());
 }
@@ -43,7 +43,7 @@ __device__ __forceinline__ float finish_score(const ScoreParams& s, const ScoreP
                                               float x) {
   return finish_score(s, at, nearest, x, NumberAt());
 }
-// The same out of line, so that kernels keep their registers for what is hot.
+// The same out of line, to leave registers to inner loops.
 static __device__ __noinline__ float finish_score(const Head& head, const Row& row, std::int64_t j, float x) {
   return finish_score(head.p.score, {head.b, row.q_head, row.token, j}, row.nearest(head), x);
 }
@@ -56,47 +56,48 @@ __device__ inline float sink_of(const Head& head, const Row& row) {
   return sink_of(head.p.score, row.q_head);
 }
 
-// The scale of a row's query; 1: it has none. What is not finite becomes NaN: no key hides behind a score of -inf.
+// The scale of a row's query; 1 without scales. What is not finite becomes NaN, so that no key hides behind a score of
+// -inf.
 __device__ inline float query_scale(const Head& head, const Row& row) {
   if (!head.p.q_scale) return 1;
   const float x = head.p.q_scale[row_at(head.p.q_scale_stride, head, row)];
   return fmaf(x, 0, x);
 }
-// What its q.k counts times, in the log2 domain.
+// The factor of q.k, in the log2 domain.
 __device__ inline float score_scale(const Head& head, const Row& row) {
   return head.p.score.scale_log2 * query_scale(head, row);
 }
 
-// What scores are taken relative to before 2^x: their maximum, but 0 where there is none.
+// What is subtracted from scores before 2^x: their maximum, or 0 where it is -inf.
 __device__ inline float shift_of(float max) {
   return max == -kInfinity ? 0.f : max;
 }
 
-// Of scores whose weights, taken relative to `m`, have this sum.
-__device__ inline float lse_of(float m, float sum, float alibi_shift) {
-  return sum == 0 ? -kInfinity : (m - alibi_shift + log2f(sum)) * kLn2;
+// The lse of a row whose weights, relative to row_max, have this sum.
+__device__ inline float lse_of(float row_max, float sum, float alibi_shift) {
+  return sum == 0 ? -kInfinity : (row_max - alibi_shift + log2f(sum)) * kLn2;
 }
 
-// A row whose weights, taken relative to its maximum, have this sum, with its sink: out is O half half / sum. The sink
-// may be so far above the maximum that its weight, or the weights relative to it, are no numbers that fp32 has.
-struct Finish {
-  float sum, half, lse;
+// Finalizes a row whose weights, relative to its maximum, have this sum, with its sink: out is O * root_scale *
+// root_scale / sum. root_scale is 1 unless the sink is so far above the maximum that fp32 cannot hold its weight.
+struct FinalizedRow {
+  float sum, root_scale, lse;
 };
-__device__ inline Finish finish_row(float max, float sum, float sink, float alibi_shift) {
-  const float m = shift_of(max), above = sink - m + alibi_shift;
-  const float sink_lse = sink * kLn2 + sum * 0;  // or NaN
+__device__ inline FinalizedRow finalize_row(float max, float sum, float sink, float alibi_shift) {
+  const float row_max = shift_of(max), above = sink - row_max + alibi_shift;
+  const float sink_lse = sink * kLn2 + sum * 0;  // NaN if sum is
   constexpr float kFar = 100;
-  if (!(above <= kFar)) return {1, exp2_approx(above / -2) + (above - above), sink_lse};  // NaN for a sink of inf
+  if (!(above <= kFar)) return {1, exp2_approx(above / -2) + (above - above), sink_lse};  // NaN if the sink is infinite
   const float all = sum + exp2_approx(above);
-  return {all, 1, sum == 0 ? sink_lse : lse_of(m, all, alibi_shift)};
+  return {all, 1, sum == 0 ? sink_lse : lse_of(row_max, all, alibi_shift)};
 }
 
-// A weight of -0 marks a key that is hidden: times a value that is no NaN or Inf it adds nothing.
+// A weight of -0 marks a hidden key. Times a finite value it adds nothing.
 __device__ inline bool is_hidden(float weight) {
   return __float_as_uint(weight) == 0x80000000u;
 }
-__device__ inline float weight_of(float score, float m) {
-  return score == -kInfinity ? -0.f : exp2_approx(score - m);
+__device__ inline float weight_of(float score, float row_max) {
+  return score == -kInfinity ? -0.f : exp2_approx(score - row_max);
 }
 
 }  // namespace rapt::cuda

@@ -1,12 +1,12 @@
-// Rows of Q, K and V from global memory into matrices in shared memory, as fp32, whatever their type and strides.
+// Loads rows of Q, K and V, of any type and strides, from global memory to matrices of fp32 in shared memory.
 #pragma once
 
 #include "cuda/tile/head.cuh"
 
 namespace rapt::cuda {
 
-// Matrices in shared memory are stored by rows, with 16 bytes between them, so that neighbouring rows meet different
-// banks, and read 4 elements at a time.
+// A matrix in shared memory, stored by rows with 16 bytes between them, so that neighbouring rows lie in different
+// banks; read 4 elements at a time.
 template <int kWidth>
 struct Matrix {
   static constexpr int kPitch = kWidth + 4;
@@ -21,7 +21,7 @@ __device__ __forceinline__ float element(const float4& x, int i) {
   return i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w;
 }
 
-// Four neighbours in memory, as they are and in fp32.
+// Four neighbours as in memory, widened to fp32.
 __device__ inline float4 widen(const float4& x, DType) {
   return x;
 }
@@ -43,29 +43,29 @@ __device__ inline float4 widen(std::uint32_t x, DType type) {
 struct Source {
   const void* data;
   DType type;
-  std::int64_t stride, size;  // from column to column, and columns
+  std::int64_t stride, size;  // stride: between columns; size: columns
 
-  // Whether fours of a row are whole, and neighbours aligned to their size.
+  // Whether rows can be read as aligned vectors of four.
   __device__ bool is_vector(const Strides& s) const {
-    const int bytes = type == DType::f32 ? 16 : type == DType::f8e4m3 ? 4 : 8;  // of four
+    const int bytes = type == DType::f32 ? 16 : type == DType::f8e4m3 ? 4 : 8;  // of four elements
     return s.d == 1 && (size | s.b | s.h | s.s) % 4 == 0 && reinterpret_cast<std::uintptr_t>(data) % bytes == 0;
   }
 };
 
-// Columns [column, column + kWidth) of kRows rows, by kThreads threads. Row i starts at index row_at[i]; it is all
-// zeros if that is negative. put(row, column of them, four elements) stores them.
+// Fetches columns [column, column + kWidth) of kRows rows, by kThreads threads. Row i begins at offset row_at[i]; if
+// that is negative the row is 0. put(row, column, four elements) stores them.
 template <int kWidth, int kThreads, int kRows>
 struct Fetch {
   static constexpr int kFours = kWidth / 4, kStep = kThreads / kFours, kTimes = kRows / kStep;
   const Source& x;
   const std::int64_t* row_at;
   std::int64_t column;
-  int row, own;  // the thread's first row, and its first of the columns
+  int row, own;  // the thread's first column
 
   __device__ Fetch(const Source& x, const std::int64_t* row_at, std::int64_t column)
       : x(x), row_at(row_at), column(column) {
     int thread = threadIdx.x;
-    asm volatile("" : "+r"(thread));  // or addresses are worked out long before, and wait in registers
+    asm volatile("" : "+r"(thread));  // or the compiler computes addresses early, and keeps them in registers
     row = thread / kFours, own = thread % kFours * 4;
   }
 
@@ -99,14 +99,14 @@ struct Fetch {
   }
 };
 
-// Whether codes can be read four at a time, and four are of one group.
+// Whether codes can be read four at a time, of one group each.
 __device__ inline bool has_fours(const KvSide& x) {
   const std::int64_t bytes = x.type == DType::i4x2 ? 2 : 4;
   return x.stride.d == 1 && (x.stride.b | x.stride.h | x.stride.s) % bytes == 0 && (x.codes | x.quant.group) % 4 == 0 &&
          reinterpret_cast<std::uintptr_t>(x.data) % bytes == 0;
 }
 
-// The same of quantised keys or values. Row i is all zeros if place[i].at is negative.
+// The same for quantized keys or values. Row i is 0 if place[i].at is negative.
 template <int kWidth, int kThreads, int kRows>
 struct FetchCodes {
   static constexpr int kFours = kWidth / 4, kStep = kThreads / kFours, kTimes = kRows / kStep;

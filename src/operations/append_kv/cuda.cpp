@@ -7,8 +7,8 @@ namespace {
 
 class AppendKvEntry final : public DeviceEntry {
  public:
-  explicit AppendKvEntry(const Machine& machine)
-      : DeviceEntry(entry_name(kAppendKvFacts, "cuda"), "cuda", kAppendKvFacts, machine) {}
+  explicit AppendKvEntry(const GpuSupport& support)
+      : DeviceEntry(entry_name(kAppendKvFacts, "cuda"), "cuda", kAppendKvFacts, support) {}
 
  private:
   std::size_t workspace_bytes(const Problem&) const override { return 0; }
@@ -17,14 +17,14 @@ class AppendKvEntry final : public DeviceEntry {
     return (p.ragged >= 0 ? p.ragged : p.b * p.n) * p.hk;
   }
   cudaError_t launch(const Params& params, std::byte*, cudaStream_t stream) const override {
-    return append_kv(std::get<AppendKvParams>(params), stream);
+    return launch_append_kv(std::get<AppendKvParams>(params), stream);
   }
 };
 
 }  // namespace
 
-void add_append_kv(const Machine& machine, Entries& entries) {
-  entries.push_back(std::make_unique<AppendKvEntry>(machine));
+void add_append_kv(const GpuSupport& support, Entries& entries) {
+  entries.push_back(std::make_unique<AppendKvEntry>(support));
 }
 
 }  // namespace rapt::cuda

@@ -5,12 +5,14 @@
 
 #include "cuda/entry.hpp"
 #include "cuda/kernels/kernels.hpp"
+#include "cuda/kernels/multiprocessors.hpp"
+#include "operations/attention/cuda_choice.hpp"
 
 namespace rapt::cuda {
 namespace {
 
 // Whether a kernel takes queries of f8e4m3, over what keys.
-enum class F8Queries { none, quantised_keys, any };
+enum class F8Queries { none, quantized_keys, any };
 
 struct AttentionKernel {
   const char* name;
@@ -26,21 +28,47 @@ struct AttentionKernel {
   cudaError_t (*run)(const AttentionParams&, void* workspace, cudaStream_t);
   // Which calls do without the workspace that plans ask for; null: none.
   bool (*needs_no_workspace)(const AttentionParams&) = nullptr;
+  // Names the kernels that a problem gets, where there is a choice.
+  std::string (*describe)(const AttentionShape&) = nullptr;
 };
 
 constexpr std::int64_t kMaxBlocks = std::numeric_limits<std::int32_t>::max();
 
 #ifdef RAPT_HAVE_SM90A
-constexpr DTypeSet kQuantisedTypes = kCacheTypes & ~kFloatTypes;
+constexpr DTypeSet kQuantizedTypes = kCacheTypes & ~kFloatTypes;
 
 // They are numbers of bf16.
 constexpr F8Queries f8_queries_of(DType arithmetic) {
-  return arithmetic == DType::bf16 ? F8Queries::quantised_keys : F8Queries::none;
+  return arithmetic == DType::bf16 ? F8Queries::quantized_keys : F8Queries::none;
 }
 
 // Of ragged sequences those with few rows are split, whatever the entry is for.
 bool splits_can_be_counted(const AttentionParams& a) {
   return a.total_q < 0 || decode_items(a) < kMaxBlocks / 8;  // thread blocks of a split
+}
+
+cudaError_t run_decode(const AttentionParams& a, void* workspace, cudaStream_t stream) {
+  const AttentionShape shape = shape_of(a);
+  auto* const memory = static_cast<std::byte*>(workspace);
+  switch (decode_kernel(shape)) {
+    case DecodeKernel::decode:
+      return launch_attention_decode(a, decode_config(shape), memory, stream);
+    case DecodeKernel::m64:
+      return launch_attention_decode_m64(a, decode_m64_config(shape), decode_config(shape), memory, stream);
+    default:
+      return launch_attention_decode_f32(a, memory, stream);
+  }
+}
+// After the tiles of a ragged call, its sequences with few rows, which those leave out.
+cudaError_t run_short_sequences(cudaError_t status, const AttentionParams& a, void* workspace, cudaStream_t stream) {
+  return status != cudaSuccess || a.total_q < 0 ? status : run_decode(a, workspace, stream);
+}
+cudaError_t run_prefill(const AttentionParams& a, void* workspace, cudaStream_t stream) {
+  const PrefillConfig config = prefill_config(shape_of(a), multiprocessors());
+  return run_short_sequences(launch_attention_prefill(a, config, stream), a, workspace, stream);
+}
+std::string describe_prefill_here(const AttentionShape& shape) {
+  return describe_prefill(shape, multiprocessors());
 }
 
 constexpr AttentionKernel decode(const char* name, const char* arithmetic, DType type) {
@@ -49,62 +77,57 @@ constexpr AttentionKernel decode(const char* name, const char* arithmetic, DType
           .facts = {.operation = Operation::attention,
                     .phase = Phase::decode,
                     .arithmetic = arithmetic,
-                    .dtypes = only(type) | kQuantisedTypes,
+                    .dtypes = only(type) | kQuantizedTypes,
                     .max_head_size = kDecodeMaxHeadSize},
           .refuse = [](const AttentionParams& a) -> std::string_view {
             // Ragged ones on a device are known by their total, and no row's kernel may depend on other sequences.
             if (a.total_q >= 0) return "takes no ragged queries";
             if (a.sq * a.group > kDecodeMaxRows) return "takes up to 64 rows (query tokens times heads of a group)";
-            if (is_quantised(a) && !quantised_groups_fit(a))
+            if (is_quantized(a) && !quantized_groups_fit(a))
               return "takes scales of whole rows, or of multiples of 32 columns";
-            return wgmma_can_count(a) && decode_items(a) < kMaxBlocks ? "" : "takes fewer than 2^30 keys and splits";
+            return prefill_can_count(a) && decode_items(a) < kMaxBlocks ? "" : "takes fewer than 2^30 keys and splits";
           },
           .f8_queries = f8_queries_of(type),
           .workspace = decode_workspace,
           .work_items = decode_items,
-          .run =
-              [](const AttentionParams& a, void* workspace, cudaStream_t stream) {
-                const auto run = is_quantised(a)          ? attention_split_kv
-                                 : a.q_type == DType::f32 ? attention_decode_f32
-                                                          : attention_decode;
-                return run(a, static_cast<std::byte*>(workspace), stream);
-              },
-          .needs_no_workspace = decode_finishes_at_once};
+          .run = run_decode,
+          .needs_no_workspace = decode_writes_output_directly,
+          .describe = describe_decode};
 }
 // Codes become elements of the queries' type. A key's scale multiplies its scores, and a value's its weights, which
 // fp16 has no range for.
 template <DType kType>
-std::string_view refuse_wgmma_cache(const AttentionProblem& p) {
-  if ((only(p.kv_dtype) & kQuantisedTypes) == 0) return "";
+std::string_view refuse_prefill_cache(const AttentionProblem& p) {
+  if ((only(p.kv_dtype) & kQuantizedTypes) == 0) return "";
   if (p.zeros || p.k_groups > 1 || p.v_groups > 1) return "takes scales of whole rows, without zeros";
   return kType == DType::f16 && p.v_groups > 0 ? "takes no scales of values, which fp16 may lack the range for" : "";
 }
 // Its blocks of rows and keys depend on the head size, so the facts have none.
 template <DType kType>
-constexpr AttentionKernel wgmma(const char* name, const char* arithmetic) {
+constexpr AttentionKernel prefill(const char* name, const char* arithmetic) {
   return {.name = name,
           .isa = "sm90a",
           .facts = {.operation = Operation::attention,
                     .phase = Phase::prefill,
                     .arithmetic = arithmetic,
-                    .dtypes = only(kType) | kQuantisedTypes,
-                    .max_head_size = kWgmmaMaxHeadSize},
+                    .dtypes = only(kType) | kQuantizedTypes,
+                    .max_head_size = kPrefillMaxHeadSize},
           .refuse = [](const AttentionParams& a) -> std::string_view {
-            return wgmma_can_count(a) && splits_can_be_counted(a)
+            return prefill_can_count(a) && splits_can_be_counted(a)
                        ? ""
                        : "takes fewer than 2^30 rows and keys, and splits of few rows";
           },
-          .refuse_problem = refuse_wgmma_cache<kType>,
+          .refuse_problem = refuse_prefill_cache<kType>,
           .f8_queries = f8_queries_of(kType),
-          .workspace = wgmma_workspace,
+          .workspace = [](const AttentionParams& a) { return a.total_q < 0 ? 0 : decode_workspace(a); },
           .work_items = simt_tiles,
-          .run = [](const AttentionParams& a, void* workspace,
-                    cudaStream_t stream) { return attention_wgmma(a, static_cast<std::byte*>(workspace), stream); },
-          .needs_no_workspace = decode_finishes_at_once};
+          .run = run_prefill,
+          .needs_no_workspace = decode_writes_output_directly,
+          .describe = describe_prefill_here};
 }
-std::string_view refuse_wgmma_f8(const AttentionProblem& p) {
+std::string_view refuse_prefill_f8(const AttentionProblem& p) {
   constexpr auto kNone = AttentionProblem::kNone;
-  if (p.d != p.dv || (p.d != kWgmmaF8MinHeadSize && p.d != kWgmmaF8MaxHeadSize))
+  if (p.d != p.dv || (p.d != kPrefillF8MinHeadSize && p.d != kPrefillF8MaxHeadSize))
     return "takes heads of 64 or 128 columns, of values as of keys";
   if (p.ragged_q >= 0 || p.ragged_k >= 0 || p.kv_lengths || p.page_size > 0 || p.ring)
     return "takes dense sequences of one length, which the host knows";
@@ -114,28 +137,36 @@ std::string_view refuse_wgmma_f8(const AttentionProblem& p) {
   const bool of_heads = p.k_groups + p.v_groups == 0 || p.head_scales;
   return p.zeros || p.k_groups > 1 || p.v_groups > 1 || !of_heads ? "takes scales of heads, without zeros" : "";
 }
-constexpr AttentionKernel kWgmmaF8 = {
-    .name = "attention_wgmma.f8e4m3.cuda.sm90a",
+constexpr AttentionKernel kPrefillF8 = {
+    .name = "attention_prefill.f8e4m3.cuda.sm90a",
     .isa = "sm90a",
     .facts = {.operation = Operation::attention,
               .phase = Phase::prefill,
               .arithmetic = "f8e4m3",
               .dtypes = only(DType::f8e4m3),
               .opt_in = "its weights are rounded to f8e4m3, which has bounds of its own",
-              .min_head_size = kWgmmaF8MinHeadSize,
-              .max_head_size = kWgmmaF8MaxHeadSize},
+              .min_head_size = kPrefillF8MinHeadSize,
+              .max_head_size = kPrefillF8MaxHeadSize},
     .refuse = [](const AttentionParams& a) -> std::string_view {
       constexpr std::int64_t kLimit = std::int64_t{1} << 30;
-      const bool can_count = wgmma_can_count(a) && simt_tiles(a) < kLimit / std::max<std::int64_t>(a.group, 1) &&
+      const bool can_count = prefill_can_count(a) && simt_tiles(a) < kLimit / std::max<std::int64_t>(a.group, 1) &&
                              a.b * a.hk * (a.sk + 127) / 128 < kLimit;
       return can_count ? "" : "takes fewer than 2^30 rows, keys, and blocks of these in all heads";
     },
-    .refuse_problem = refuse_wgmma_f8,
+    .refuse_problem = refuse_prefill_f8,
     .f8_queries = F8Queries::any,
-    .workspace = wgmma_f8_workspace,
+    .workspace = prefill_f8_workspace,
     .work_items = simt_tiles,
-    .run = [](const AttentionParams& a, void* workspace,
-              cudaStream_t stream) { return attention_wgmma_f8(a, static_cast<std::byte*>(workspace), stream); }};
+    .run =
+        [](const AttentionParams& a, void* workspace, cudaStream_t stream) {
+          const auto status = launch_attention_prefill_f8(a, static_cast<std::byte*>(workspace), stream);
+          return status ? *status : run_prefill(a, workspace, stream);
+        },
+    .describe =
+        [](const AttentionShape& shape) {
+          return "attention_prefill_f8; in bf16, where TMA cannot load rows or each query has a scale, by " +
+                 describe_prefill_here(shape);
+        }};
 constexpr AttentionKernel latent(const char* name, const char* arithmetic, DType type) {
   return {.name = name,
           .isa = "sm90a",
@@ -149,12 +180,14 @@ constexpr AttentionKernel latent(const char* name, const char* arithmetic, DType
                     .max_value_head_size = kLatentMaxValueHeadSize},
           .refuse = [](const AttentionParams& a) -> std::string_view {
             if (a.total_q >= 0) return "takes no ragged queries";
-            return wgmma_can_count(a) && latent_items(a) < kMaxBlocks ? "" : "takes fewer than 2^30 keys and splits";
+            return prefill_can_count(a) && latent_items(a) < kMaxBlocks ? "" : "takes fewer than 2^30 keys and splits";
           },
           .workspace = latent_workspace,
           .work_items = latent_items,
-          .run = [](const AttentionParams& a, void* workspace,
-                    cudaStream_t stream) { return attention_latent(a, static_cast<std::byte*>(workspace), stream); }};
+          .run =
+              [](const AttentionParams& a, void* workspace, cudaStream_t stream) {
+                return launch_attention_latent(a, static_cast<std::byte*>(workspace), stream);
+              }};
 }
 #endif
 
@@ -163,28 +196,36 @@ constexpr AttentionKernel kKernels[] = {
     decode("attention_decode.bf16.cuda.sm90a", "bf16", DType::bf16),
     decode("attention_decode.f16.cuda.sm90a", "f16", DType::f16),
     decode("attention_decode.f32.cuda.sm90a", "f32", DType::f32),
-    wgmma<DType::bf16>("attention_wgmma.bf16.cuda.sm90a", "bf16"),
-    wgmma<DType::f16>("attention_wgmma.f16.cuda.sm90a", "f16"),
-    kWgmmaF8,
+    prefill<DType::bf16>("attention_prefill.bf16.cuda.sm90a", "bf16"),
+    prefill<DType::f16>("attention_prefill.f16.cuda.sm90a", "f16"),
+    kPrefillF8,
     latent("attention_latent.bf16.cuda.sm90a", "bf16", DType::bf16),
     latent("attention_latent.f16.cuda.sm90a", "f16", DType::f16),
-    {.name = "attention_wgmma.f32.cuda.sm90a",
+    {.name = "attention_prefill.f32.cuda.sm90a",
      .isa = "sm90a",
      .facts = {.operation = Operation::attention,
                .phase = Phase::prefill,
                .arithmetic = "f16x3",
                .dtypes = only(DType::f32),
-               .min_head_size = kWgmmaF32MinHeadSize,
-               .max_head_size = kWgmmaMaxHeadSize},
+               .min_head_size = kPrefillF32MinHeadSize,
+               .max_head_size = kPrefillMaxHeadSize},
      .refuse = [](const AttentionParams& a) -> std::string_view {
-       return wgmma_f32_can_count(a) && splits_can_be_counted(a)
+       return prefill_f32_can_count(a) && splits_can_be_counted(a)
                   ? ""
                   : "takes fewer than 2^28 rows and keys, and splits of few rows";
      },
-     .workspace = wgmma_f32_workspace,
+     .workspace = prefill_f32_workspace,
      .work_items = simt_tiles,
-     .run = [](const AttentionParams& a, void* workspace,
-               cudaStream_t stream) { return attention_wgmma_f32(a, static_cast<std::byte*>(workspace), stream); }},
+     .run =
+         [](const AttentionParams& a, void* workspace, cudaStream_t stream) {
+           const auto status = launch_attention_prefill_f32(a, static_cast<std::byte*>(workspace), stream);
+           return run_short_sequences(status, a, workspace, stream);
+         },
+     .describe =
+         [](const AttentionShape& shape) {
+           return std::string(shape.ragged_q ? "attention_prefill_f32, sequences of few rows by attention_decode_f32"
+                                             : "attention_prefill_f32");
+         }},
 #endif
     {.name = "attention_simt.f32.cuda.q64k64",
      .isa = "cuda",
@@ -202,7 +243,7 @@ constexpr AttentionKernel kKernels[] = {
      .f8_queries = F8Queries::any,
      .workspace = [](const AttentionParams&) -> std::size_t { return 0; },
      .work_items = simt_tiles,
-     .run = [](const AttentionParams& a, void*, cudaStream_t stream) { return attention_simt(a, stream); }},
+     .run = [](const AttentionParams& a, void*, cudaStream_t stream) { return launch_attention_simt(a, stream); }},
     {.name = "attention_naive.f32.cuda",
      .isa = "cuda",
      .facts = {.operation = Operation::attention,
@@ -218,7 +259,7 @@ constexpr AttentionKernel kKernels[] = {
      .workspace = naive_workspace,
      .work_items = naive_rows,
      .run = [](const AttentionParams& a, void* workspace,
-               cudaStream_t stream) { return attention_naive(a, static_cast<float*>(workspace), stream); }},
+               cudaStream_t stream) { return launch_attention_naive(a, static_cast<float*>(workspace), stream); }},
 };
 
 // All that plans need.
@@ -230,8 +271,8 @@ AttentionParams sizes_of(const Problem& problem) {
 
 class AttentionEntry final : public DeviceEntry {
  public:
-  AttentionEntry(const AttentionKernel& kernel, const Machine& machine)
-      : DeviceEntry(kernel.name, kernel.isa, kernel.facts, machine), kernel_(kernel) {}
+  AttentionEntry(const AttentionKernel& kernel, const GpuSupport& support)
+      : DeviceEntry(kernel.name, kernel.isa, kernel.facts, support), kernel_(kernel) {}
 
   std::string_view refuse(const Problem& problem, const Context::Impl&) const override {
     const auto& attention = std::get<AttentionProblem>(problem);
@@ -248,6 +289,9 @@ class AttentionEntry final : public DeviceEntry {
  private:
   std::size_t workspace_bytes(const Problem& problem) const override { return kernel_.workspace(sizes_of(problem)); }
   std::int64_t work_items(const Problem& problem) const override { return kernel_.work_items(sizes_of(problem)); }
+  std::string kernels(const Problem& problem) const override {
+    return kernel_.describe ? kernel_.describe(shape_of(std::get<AttentionProblem>(problem))) : std::string();
+  }
   bool needs_workspace(const Params& params) const override {
     return kernel_.needs_no_workspace == nullptr || !kernel_.needs_no_workspace(std::get<AttentionParams>(params));
   }
@@ -260,8 +304,8 @@ class AttentionEntry final : public DeviceEntry {
 
 }  // namespace
 
-void add_attention(const Machine& machine, Entries& entries) {
-  for (const AttentionKernel& kernel : kKernels) entries.push_back(std::make_unique<AttentionEntry>(kernel, machine));
+void add_attention(const GpuSupport& support, Entries& entries) {
+  for (const AttentionKernel& kernel : kKernels) entries.push_back(std::make_unique<AttentionEntry>(kernel, support));
 }
 
 }  // namespace rapt::cuda

@@ -7,8 +7,8 @@ namespace {
 
 class MergeStatesEntry final : public DeviceEntry {
  public:
-  explicit MergeStatesEntry(const Machine& machine)
-      : DeviceEntry(entry_name(kMergeStatesFacts, "cuda"), "cuda", kMergeStatesFacts, machine) {}
+  explicit MergeStatesEntry(const GpuSupport& support)
+      : DeviceEntry(entry_name(kMergeStatesFacts, "cuda"), "cuda", kMergeStatesFacts, support) {}
 
  private:
   std::size_t workspace_bytes(const Problem& problem) const override {
@@ -16,14 +16,14 @@ class MergeStatesEntry final : public DeviceEntry {
   }
   std::int64_t work_items(const Problem& problem) const override { return std::get<MergeStatesProblem>(problem).rows; }
   cudaError_t launch(const Params& params, std::byte* workspace, cudaStream_t stream) const override {
-    return merge_states(std::get<MergeStatesParams>(params), workspace, stream);
+    return launch_merge_states(std::get<MergeStatesParams>(params), workspace, stream);
   }
 };
 
 }  // namespace
 
-void add_merge_states(const Machine& machine, Entries& entries) {
-  entries.push_back(std::make_unique<MergeStatesEntry>(machine));
+void add_merge_states(const GpuSupport& support, Entries& entries) {
+  entries.push_back(std::make_unique<MergeStatesEntry>(support));
 }
 
 }  // namespace rapt::cuda

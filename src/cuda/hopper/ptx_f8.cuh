@@ -1,5 +1,4 @@
-// Products of f8e4m3 by Hopper's tensor cores, 32 columns of what is summed over at a time, and arithmetic on two fp16
-// numbers to a register.
+// PTX of 8-bit attention: wgmma of f8e4m3, with a depth of 32, and arithmetic on pairs of fp16.
 #pragma once
 
 #include "cuda/hopper/ptx.cuh"
@@ -11,7 +10,7 @@ __device__ inline std::uint32_t fma2(std::uint32_t a, std::uint32_t b, std::uint
   asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
   return d;
 }
-// Of a number and NaN the number; or NaN.
+// max2, min2: of a number and NaN, the number. max_or_nan: NaN.
 __device__ inline std::uint32_t max2(std::uint32_t a, std::uint32_t b) {
   std::uint32_t c;
   asm("max.f16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
@@ -27,7 +26,7 @@ __device__ inline std::uint32_t max_or_nan(std::uint32_t a, std::uint32_t b) {
   asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
   return c;
 }
-// The two codes of f8e4m3 in the lower half as fp16, and back.
+// The two f8e4m3 codes in the lower half as fp16, and back.
 __device__ inline std::uint32_t f16_of_codes(std::uint32_t codes) {
   std::uint32_t two;
   asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(two) : "h"(static_cast<unsigned short>(codes)));
@@ -51,14 +50,14 @@ __device__ inline std::uint32_t codes_of_f16(std::uint32_t two) {
   ".e4m3.e4m3"                                         \
   " {" names "}, " operands ", add, 1, 1;\n}"
 
-// A and B in shared memory: d (+)= a b^T, two fp16 sums to a register. Rows of both have kRowBytes columns.
+// d (+)= a b^T with A and B in shared memory, and two fp16 sums to a register. Rows of both have kRowBytes columns.
 template <int kRowBytes>
 __device__ __forceinline__ void wgmma_f8_abt(std::uint32_t (&d)[32], std::uint32_t a, std::uint32_t b, int add) {
   asm volatile(RAPT_WGMMA("m64n128k32", "f16", RAPT_TEN() RAPT_TEN(1) RAPT_TEN(2) "%30,%31", "%32, %33", 34)
                : RAPT_SIXTEEN("+r", 0), RAPT_SIXTEEN("+r", 16)
                : "l"(descriptor<kRowBytes>(a)), "l"(descriptor<kRowBytes>(b)), "r"(add));
 }
-// A in registers, B in shared memory by rows of 128 bytes of what is summed over: 72 or 136 of these.
+// d (+)= a b^T with A in registers and B in shared memory, in 72 or 136 rows of 128 bytes of the summed dimension.
 __device__ __forceinline__ void wgmma_f8_abt(float (&d)[36], const std::uint32_t* a, std::uint32_t b, int add) {
   asm volatile(RAPT_WGMMA("m64n72k32", "f32", RAPT_TEN() RAPT_TEN(1) RAPT_TEN(2) "%30,%31,%32,%33,%34,%35",
                           "{%36, %37, %38, %39}, %40", 41)

@@ -1,39 +1,40 @@
-// What the two math warpgroups of attention_latent do with blocks of keys: scores and the online softmax of every other
-// block, and the products of all weights with their half of the values' columns.
+// attention_latent's two math warpgroups: scores and online softmax of every other key block, and P V of all blocks in
+// one half of the values' columns.
 #pragma once
 
 #include <type_traits>
 
-#include "cuda/hopper/rows.cuh"
+#include "cuda/hopper/fragment.cuh"
 #include "cuda/kernels/latent_config.cuh"
 
 namespace rapt::cuda {
 
-// A math warpgroup: `half` of O's columns, in registers, and the blocks of keys that are its own.
+// A math warpgroup: `half` of O's columns in registers, and the key blocks that it owns.
 template <class T>
-struct LatentRows {
+struct LatentSoftmax {
   static constexpr int kScores = kKeys / 2, kOut = kLatentMaxValueHeadSize / 4;
-  // Weights are 2^kShift times as large, so that fp16 has more of the small ones.
+  // Weights are 2^kShift times as large as in the formula: fp16 has a short range below 1.
   static constexpr float kShift = std::is_same_v<T, __half> ? 7 : 0;
 
   const LatentParams& params;
   const SplitBlock& block;
   const LatentShare& share;
-  const LatentPlaces& places;
+  const LatentRing& ring;
   LatentShared& shared;
-  const std::uint32_t q, p;  // matrices in shared memory
+  const std::uint32_t q, p;  // addresses of Q and P in shared memory
   const int half, lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 % 4 * 16, column = lane % 4 * 2;
-  const int valid;       // keys of the first block, which are the last ones, up to where no row sees any
-  int all_from, all_to;  // keys that all rows of the warp see
+  const int valid;       // keys of the first block taken, the last ones, up to the last that a row sees
+  int all_from, all_to;  // keys [all_from, all_to) are seen by all rows of the warp
   float o[kOut] = {};
-  float m[2] = {-kInfinity, -kInfinity}, l[2] = {};  // l: of the lane's columns of the warpgroup's own blocks
+  float row_max[2] = {-kInfinity, -kInfinity},
+        row_sum[2] = {};  // row_sum: over the lane's columns of the warpgroup's own blocks
 
-  __device__ LatentRows(const LatentParams& params, const SplitBlock& block, const LatentShare& share,
-                        const LatentPlaces& places, LatentShared& shared, std::uint32_t q, std::uint32_t p, int half)
+  __device__ LatentSoftmax(const LatentParams& params, const SplitBlock& block, const LatentShare& share,
+                           const LatentRing& ring, LatentShared& shared, std::uint32_t q, std::uint32_t p, int half)
       : params(params),
         block(block),
         share(share),
-        places(places),
+        ring(ring),
         shared(shared),
         q(q),
         p(p),
@@ -43,24 +44,24 @@ struct LatentRows {
     all_to = __reduce_min_sync(~0u, shared.rows.to[warp_row + lane % 16]);
   }
   __device__ int row(int h) const { return warp_row + lane / 4 + 8 * h; }
-  __device__ int keys_at(int i) const { return params.apart ? 2 * i : i; }
-  __device__ int values_at(int i) const { return params.apart ? 2 * i + 1 : i; }
+  __device__ int keys_at(int i) const { return params.separate_values ? 2 * i : i; }
+  __device__ int values_at(int i) const { return params.separate_values ? 2 * i + 1 : i; }
 
-  // Queues S of block i.
+  // Issues S = Q K^T of block i.
   __device__ __forceinline__ void multiply_keys(int i, float (&s)[kScores]) {
     const int n = keys_at(i);
-    const std::uint32_t q_matrix = matrix_at(q), k_matrix = matrix_at(places.slot(n));
-    if (params.apart && i > 0) {
-      // The other's keys come to this place in between, and both warpgroups free it. This one has to wait for them, or
-      // it would free the place of the keys before them.
-      places.wait_full_half(n - 2, 0), places.wait_full_half(n - 2, 1);
+    const std::uint32_t q_matrix = matrix_at(q), k_matrix = matrix_at(ring.slot(n));
+    if (params.separate_values && i > 0) {
+      // The other warpgroup's keys come to this place in between, and both warpgroups free it. This one waits for them
+      // first, or it would free the place for the keys before them.
+      ring.wait_full_half(n - 2, 0), ring.wait_full_half(n - 2, 1);
       release_keys(i - 1);
     }
     pin(s);
 #pragma unroll
     for (int step = 0; step < 4 * kPanels; ++step) {
-      if (step % 8 == 0 && step / 8 < LatentPlaces::kParts) {
-        places.wait_full(n, step / 8);
+      if (step % 8 == 0 && step / 8 < LatentRing::kParts) {
+        ring.wait_full(n, step / 8);
         wgmma_fence();
       }
       const int at = step / 4 * (kPanelBytes / 16) + step % 4 * 2;
@@ -68,34 +69,35 @@ struct LatentRows {
     }
     wgmma_commit();
   }
-  // The warpgroup's half of the values of block i, as a matrix. TMA may have loaded anything past the last key, or
-  // nothing: weights are 0 there, but 0 times NaN is NaN.
+  // The matrix of the warpgroup's half of the values of block i. Past the last key TMA may have loaded anything, and
+  // the places of weights of 0 must not hold NaN.
   __device__ __forceinline__ std::uint32_t values_of(int i) {
     const int n = values_at(i);
-    const std::uint32_t values = places.slot(n) + half * (kLeftPanels * kPanelBytes);
-    places.wait_full_half(n, half);
+    const std::uint32_t values = ring.slot(n) + half * (kLeftPanels * kPanelBytes);
+    ring.wait_full_half(n, half);
     if (i == 0 && valid < kKeys && params.box > 0) {
       zero_rows<kLeftPanels * 64, kKeys>(values, valid);
       named_sync(kGroupBarrier + half, 128);
     }
     return matrix_at(values, kPanelBytes);
   }
-  // Moves the rows' m, and with it what O and l relate to. Mostly no row of the warp moves.
-  __device__ __forceinline__ void rescale(const float (&moved)[2]) {
-    const float factor[2] = {exp2_approx(m[0] - shift_of(moved[0])), exp2_approx(m[1] - shift_of(moved[1]))};
-    const bool moves = moved[0] != m[0] || moved[1] != m[1];
+  // Moves the rows' shifts to new_max, and rescales O and row_sum. In most blocks no row of the warp moves.
+  __device__ __forceinline__ void rescale(const float (&new_max)[2]) {
+    const float factor[2] = {exp2_approx(row_max[0] - shift_of(new_max[0])),
+                             exp2_approx(row_max[1] - shift_of(new_max[1]))};
+    const bool moves = new_max[0] != row_max[0] || new_max[1] != row_max[1];
 #pragma unroll
-    for (int h = 0; h < 2; ++h) l[h] *= moved[h] != m[h] ? factor[h] : 1, m[h] = moved[h];
+    for (int h = 0; h < 2; ++h) row_sum[h] *= new_max[h] != row_max[h] ? factor[h] : 1, row_max[h] = new_max[h];
     if (!__any_sync(~0u, moves)) return;
-    wgmma_wait<0>();  // scores may be under way
+    wgmma_wait<0>();  // products of scores may be running
 #pragma unroll
     for (int n = 0; n < kOut; ++n) o[n] *= factor[n / 2 % 2];
   }
-  // Queues O += P V of block i, which is the other's.
-  __device__ __forceinline__ void take(int i) {
+  // Issues O += P V of block i, whose weights the other warpgroup has left in shared memory.
+  __device__ __forceinline__ void add_remote_values(int i) {
     named_sync(kWeightsBarrier + half, kMathThreads);
-    const float moved[2] = {shared.m[row(0)], shared.m[row(1)]};
-    rescale(moved);
+    const float new_max[2] = {shared.row_max[row(0)], shared.row_max[row(1)]};
+    rescale(new_max);
     const std::uint32_t weights = matrix_at(p), values = values_of(i);
     pin(o);
     wgmma_fence();
@@ -103,8 +105,9 @@ struct LatentRows {
     for (int step = 0; step < kKeys / 16; ++step) wgmma_ab<T>(o, weights + 2 * step, values + step * 128, 1);
     wgmma_commit();
   }
-  // Scores of the warpgroup's own block become weights, relative to `moved`, to which rescale() is yet to move O and l.
-  __device__ __forceinline__ void softmax(int i, float (&s)[kScores], float (&moved)[2]) {
+  // Turns scores of the warpgroup's own block into weights relative to new_max, to which rescale() is yet to move O and
+  // row_sum.
+  __device__ __forceinline__ void softmax(int i, float (&s)[kScores], float (&new_max)[2]) {
     const AttentionParams& a = params.p;
     const int key = share.key_of(i);
 #pragma unroll
@@ -122,15 +125,15 @@ struct LatentRows {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const float top = over_row(max_of_row<kScores>(s, h), Max());
-      moved[h] = top > m[h] + kSlack ? top : m[h];
-      const float neg_m = kShift - shift_of(moved[h]);
+      new_max[h] = top > row_max[h] + kRescaleThreshold ? top : row_max[h];
+      const float neg_m = kShift - shift_of(new_max[h]);
 #pragma unroll
       for (int n = 2 * h; n < kScores; n += 4)
         s[n] = exp2_approx(s[n] + neg_m), s[n + 1] = exp2_approx(s[n + 1] + neg_m);
     }
   }
-  // Hands weights and m to the other warpgroup, by way of shared memory, and queues O += P V of them.
-  __device__ __forceinline__ void give(int i, const float (&s)[kScores], const float (&moved)[2]) {
+  // Leaves weights and shifts in shared memory for the other warpgroup, and issues O += P V of the own block.
+  __device__ __forceinline__ void add_local_values(int i, const float (&s)[kScores], const float (&new_max)[2]) {
     std::uint32_t weights[kScores / 2];
 #pragma unroll
     for (int n = 0; n < kScores; n += 2) weights[n / 2] = pack<T>(s[n], s[n + 1]);
@@ -139,16 +142,16 @@ struct LatentRows {
     for (int step = 0; step < kKeys / 16; ++step)
       store_matrices(to + ((2 * step + lane / 16) ^ lane % 8) * 16, weights[4 * step], weights[4 * step + 1],
                      weights[4 * step + 2], weights[4 * step + 3]);
-    if (lane % 4 == 0) shared.m[row(0)] = moved[0], shared.m[row(1)] = moved[1];
+    if (lane % 4 == 0) shared.row_max[row(0)] = new_max[0], shared.row_max[row(1)] = new_max[1];
     fence_async_proxy();
     named_arrive(kWeightsBarrier + (half ^ 1), kMathThreads);
-    rescale(moved);
+    rescale(new_max);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       float sum[2] = {};
 #pragma unroll
       for (int n = 2 * h; n < kScores; n += 4) sum[n / 4 % 2] += s[n] + s[n + 1];
-      l[h] += sum[0] + sum[1];
+      row_sum[h] += sum[0] + sum[1];
     }
     const std::uint32_t values = values_of(i);
     pin(o);
@@ -162,33 +165,33 @@ struct LatentRows {
   __device__ __forceinline__ void finish_values(int i) {
     wgmma_wait<0>();
     pin(o);
-    places.release(values_at(i), half);
+    ring.release(values_at(i), half);
   }
-  // Keys that are values, too, go as these.
+  // Frees keys that are not values. (Keys that are values are freed as values.)
   __device__ __forceinline__ void release_keys(int i) {
-    if (!params.apart) return;
-    places.release(keys_at(i), 0);
-    places.release(keys_at(i), 1);
+    if (!params.separate_values) return;
+    ring.release(keys_at(i), 0);
+    ring.release(keys_at(i), 1);
   }
 
-  // The warpgroup that has the first block takes the other's weights before it waits for the keys of its next, which
-  // are still to come; the one that has the second multiplies keys before it waits for the other's weights. So the
-  // tensor cores have work while weights are made, and places for keys are soon free again.
-  __device__ void run() {
+  // The warpgroup of the first of two blocks adds the other's values before it waits for its next keys, which are still
+  // to come; the warpgroup of the second multiplies its keys before it waits for the other's weights. So the tensor
+  // cores have work during softmax, and places are freed early.
+  __device__ void attend() {
     if (share.blocks == 0) return;
-    float s[kScores], moved[2];
-    if (share.owner_of(0) == half) {
+    float s[kScores], new_max[2];
+    if (share.warpgroup_of(0) == half) {
 #pragma unroll 1
       for (int i = 0; i < share.blocks; i += 2) {
         multiply_keys(i, s);
         wgmma_wait<0>();
         pin(s);
         release_keys(i);
-        softmax(i, s, moved);
-        give(i, s, moved);
+        softmax(i, s, new_max);
+        add_local_values(i, s, new_max);
         finish_values(i);
         if (i + 1 < share.blocks) {
-          take(i + 1);
+          add_remote_values(i + 1);
           finish_values(i + 1);
         }
       }
@@ -198,27 +201,28 @@ struct LatentRows {
 #pragma unroll 1
     for (; i < share.blocks; i += 2) {
       multiply_keys(i, s);
-      take(i - 1);
+      add_remote_values(i - 1);
       wgmma_wait<1>();
       pin(s);
       release_keys(i);
-      softmax(i, s, moved);
+      softmax(i, s, new_max);
       finish_values(i - 1);
-      give(i, s, moved);
+      add_local_values(i, s, new_max);
       finish_values(i);
     }
     if (i - 1 < share.blocks) {
-      take(i - 1);
+      add_remote_values(i - 1);
       finish_values(i - 1);
     }
   }
 
-  // Leaves O, m and l in shared memory, for the cluster.
-  __device__ void leave(std::uint32_t out, LatentResults& results) const {
+  // Leaves O, row_max and row_sum in shared memory, for the cluster.
+  __device__ void store_for_cluster(std::uint32_t out, LatentResults& results) const {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int r = row(h);
-      if (half == 0 && lane % 4 == 0) results.l[r] = shared.l[0][r] + shared.l[1][r], results.m[r] = m[h] - kShift;
+      if (half == 0 && lane % 4 == 0)
+        results.row_sum[r] = shared.row_sum[0][r] + shared.row_sum[1][r], results.row_max[r] = row_max[h] - kShift;
 #pragma unroll
       for (int n = 0; n < kOut / 4; ++n)
         store8(out + r * kOutPitch + (half * 256 + 8 * n + column) * 4, o[4 * n + 2 * h], o[4 * n + 2 * h + 1]);

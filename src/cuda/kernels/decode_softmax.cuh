@@ -1,21 +1,20 @@
-// What a warp does with a step of keys and values: S^T = K Q^T, the weights, and O^T += V^T P^T, for up to 8, 16 or 32
-// rows. What has 16 rows in a product is what is read, so that few rows leave no lane without work. Elements of 16 bits
-// are multiplied as they are. Codes come from shared memory as they are, too, and are widened in registers, each once
-// for all rows.
+// A warp's mathematics of a step: S^T = K Q^T, the online softmax, and O^T += V^T P^T, for up to 8, 16 or 32 rows. Keys
+// are the 16 rows of an mma product and queries its 8 columns, so that few queries leave no lane idle. 16-bit keys are
+// multiplied as they are; codes are widened in registers, once for all queries.
 //
-// Every code is a number of bf16, exactly, and so is every query as one component or three; products are fp32, and what
-// scales multiply is fp32, too: sums over columns of K, and weights, before they are rounded to as many components.
-// Where a row has several scales, or zeros, these are of one unit of 32 columns after the other.
+// Every code is exact in bf16, and every query is the exact sum of one or three numbers of bf16. Products are summed in
+// fp32. Scales multiply fp32 numbers: sums over columns of K, and weights before they are rounded to components. Where
+// a row has several scales or zeros, they apply to one unit of 32 columns at a time.
 //
-// It is all about few instructions: a step has some 830, of which 512 widen codes if these are floats of 8 bits.
+// Instruction issue bounds it: a step takes some 830 instructions, of which 512 widen codes of 8-bit floats.
 #pragma once
 
-#include "cuda/hopper/rows.cuh"
-#include "cuda/kernels/split_kv_ring.cuh"
+#include "cuda/hopper/fragment.cuh"
+#include "cuda/kernels/decode_load.cuh"
 
 namespace rapt::cuda {
 
-// x in components, the largest first; leaves what they lack.
+// Two numbers as sums of kComponents numbers of bf16, the largest first; leaves their remainders in low and high.
 template <int kComponents>
 __device__ __forceinline__ void split_into_components(float& low, float& high,
                                                       std::uint32_t (&components)[kComponents]) {
@@ -26,45 +25,46 @@ __device__ __forceinline__ void split_into_components(float& low, float& high,
   }
 }
 
-// Lane i has keys i / 4 and i / 4 + 8 of each 16, and rows 2 (i % 4) and the next of each tile: element 2 h + b of a
-// product is the h-th of these keys (or, of O^T, columns) and the b-th of the rows.
+// Lane i has keys i / 4 and i / 4 + 8 of each 16, and query rows 2 (i % 4) and 2 (i % 4) + 1 of each tile: element 2 h
+// + b of a product belongs to the h-th of these keys (in O^T: columns) and the b-th of these rows.
 template <class C>
-struct SplitKvRows {
-  static constexpr int kTiles = C::kTiles, kSixteens = C::kSixteens, kComponents = C::kComponents;
-  static constexpr int kScores = kSixteens * kTiles * 4;
-  static constexpr float kSlack = 4;  // powers of two that weights may be above 1
+struct DecodeSoftmax {
+  static constexpr int kTiles = C::kTiles, kKeyTiles = C::kKeyTiles, kComponents = C::kComponents;
+  static constexpr int kScores = kKeyTiles * kTiles * 4;
+  static constexpr float kRescaleThreshold = 4;  // log2 of how much a weight may exceed 1
   using Coding = typename C::Coding;
-  using Sums = float[kSixteens][kTiles][kComponents][4];
-  using Weights = std::uint32_t[kSixteens][kTiles][kComponents][2];
+  using Sums = float[kKeyTiles][kTiles][kComponents][4];
+  using Weights = std::uint32_t[kKeyTiles][kTiles][kComponents][2];
 
-  const SplitKvParams& params;
+  const DecodeParams& params;
   const Coding coding;
-  const float* const q_sums;  // of Q's units of columns: [units][kRows]
+  const float* const q_sums;  // sums over units of columns of Q: [units][kRows]
   const int lane = threadIdx.x % 32;
-  // Where the lane reads Q; and, from a tile on, K and V; and, from a step's scales on, those of its keys.
-  std::uint32_t own_query, own_chunk, own_number;
+  // Addresses that the lane reads: of Q; of K and V, from a tile on; of its keys' scales, from a step's scales on.
+  std::uint32_t lane_query, lane_chunk, lane_scale;
   float o[C::kSize / 16][kTiles][4] = {};
-  float shift[kTiles][2], l[kTiles][2] = {};  // what weights are relative to; and their sum, of the lane's keys
-  float s[kScores];                           // scores of a step, then weights: 4 for each 16 keys and tile
+  float shift[kTiles][2],
+      row_sum[kTiles][2] = {};  // what scores are taken relative to; sums of weights over the lane's keys
+  float s[kScores];             // scores of a step, then weights: 4 for each 16 keys and tile
 
-  __device__ SplitKvRows(const SplitKvParams& params, std::uint32_t q, const float* q_sums)
+  __device__ DecodeSoftmax(const DecodeParams& params, std::uint32_t q, const float* q_sums)
       : params(params), coding{params.code_offset}, q_sums(q_sums) {
     const int row = lane % 16;
-    own_query = q + lane % 8 * C::kQueryPitch + lane / 8 * 16;
-    own_chunk = row * C::kRowBytes + (lane / 16 ^ KvRing<C>::turn(row)) * 16;
-    own_number = lane / 4 * 4;
-    // Once, not in every step, where there are registers.
-    if (kTiles == 1) asm volatile("" : "+r"(own_query), "+r"(own_chunk), "+r"(own_number));
+    lane_query = q + lane % 8 * C::kQueryPitch + lane / 8 * 16;
+    lane_chunk = row * C::kRowBytes + (lane / 16 ^ KvRing<C>::swizzle(row)) * 16;
+    lane_scale = lane / 4 * 4;
+    // Keeps these in registers, where there are enough, instead of recomputing them in every step.
+    if (kTiles == 1) asm volatile("" : "+r"(lane_query), "+r"(lane_chunk), "+r"(lane_scale));
     for (auto& tile : shift) tile[0] = tile[1] = -kMaxFloat;
   }
-  // The shift of a row whose weights have this sum; -inf: it has seen no key.
-  __device__ float m(int tile, int b, float sum) const {
+  // The row_max to store for a row whose weights have this sum; -inf if it has seen no key.
+  __device__ float row_max(int tile, int b, float sum) const {
     return shift[tile][b] == -kMaxFloat && !(sum > 0) ? -kInfinity : shift[tile][b] - C::kShift;
   }
-  __device__ void add_plain_values(std::uint32_t slot) {
-    std::uint32_t weights[kSixteens][kTiles][2];
+  __device__ void add_16bit_values(std::uint32_t slot) {
+    std::uint32_t weights[kKeyTiles][kTiles][2];
 #pragma unroll
-    for (int i = 0; i < kSixteens; ++i)
+    for (int i = 0; i < kKeyTiles; ++i)
 #pragma unroll
       for (int tile = 0; tile < kTiles; ++tile)
 #pragma unroll
@@ -74,9 +74,9 @@ struct SplitKvRows {
 #pragma unroll
     for (int column = 0; column < C::kSize / 16; ++column)
 #pragma unroll
-      for (int i = 0; i < kSixteens; ++i) {
+      for (int i = 0; i < kKeyTiles; ++i) {
         std::uint32_t x[4];
-        load_columns((slot + own_chunk ^ 32 * column) + 16 * i * C::kRowBytes, x);
+        load_columns((slot + lane_chunk ^ 32 * column) + 16 * i * C::kRowBytes, x);
         const std::uint32_t a[4] = {x[0], x[2], x[1], x[3]};
 #pragma unroll
         for (int tile = 0; tile < kTiles; ++tile)
@@ -90,24 +90,25 @@ struct SplitKvRows {
     return 16 * sixteen + lane / 4 + 8 * h;
   }
   __device__ int column(int i, int h) const {
-    if constexpr (C::kPlain) return 16 * i + lane / 4 + 8 * h;
+    if constexpr (C::kIs16Bit) return 16 * i + lane / 4 + 8 * h;
     else return i / Coding::kSteps * Coding::kChunk + Coding::column_of_product(i % Coding::kSteps) + h;
   }
   __device__ static constexpr int score(int sixteen, int tile, int n) {
     return (sixteen * kTiles + tile) * 4 + n;
   }
   template <class Combine>
-  __device__ static float over_keys(float x, Combine combine) {
+  __device__ static float reduce_over_keys(float x, Combine combine) {
     for (const int bit : {4, 8, 16}) x = combine(x, __shfl_xor_sync(~0u, x, bit));
     return x;
   }
-  // A number for each of the lane's keys. What is not finite becomes NaN: no key hides behind a score of -inf.
-  __device__ void load_numbers(std::uint32_t from, int group, float (&x)[kSixteens][2]) const {
+  // Loads a number for each of the lane's keys. What is not finite becomes NaN, so that no key hides behind a score of
+  // -inf.
+  __device__ void load_numbers(std::uint32_t from, int group, float (&x)[kKeyTiles][2]) const {
 #pragma unroll
-    for (int i = 0; i < kSixteens; ++i)
+    for (int i = 0; i < kKeyTiles; ++i)
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const float y = load4(from + group * (C::kStepKeys * 4) + own_number + (16 * i + 8 * h) * 4);
+        const float y = load4(from + group * (C::kStepKeys * 4) + lane_scale + (16 * i + 8 * h) * 4);
         x[i][h] = fmaf(y, 0, y);
       }
   }
@@ -115,17 +116,18 @@ struct SplitKvRows {
   // s = K Q^T of a step.
   __device__ __forceinline__ void multiply_keys(std::uint32_t slot) {
     Sums sums = {};
-    const SplitKvSide& k = params.k;
+    const DecodeOperand& k = params.k;
     const bool grouped = k.grouped;
 #pragma unroll
     for (float& x : s) x = 0;
-    constexpr int kPairsAtOnce = kTiles == 1 ? C::kChunks / 2 : 1;  // of more rows one is less code, and no slower
+    constexpr int kPairsAtOnce =
+        kTiles == 1 ? C::kChunks / 2 : 1;  // with more rows, one at a time is less code and no slower
 #pragma unroll kPairsAtOnce
     for (int pair = 0; pair < C::kChunks / 2; ++pair) {
-      std::uint32_t codes[kSixteens][4];
+      std::uint32_t codes[kKeyTiles][4];
 #pragma unroll
-      for (int i = 0; i < kSixteens; ++i)
-        load_matrices((slot + own_chunk ^ 32 * pair) + 16 * i * C::kRowBytes, codes[i]);
+      for (int i = 0; i < kKeyTiles; ++i)
+        load_matrices((slot + lane_chunk ^ 32 * pair) + 16 * i * C::kRowBytes, codes[i]);
 #pragma unroll
       for (int unit = 0; unit < Coding::kSteps; ++unit) {  // of 32 columns
         const int number = pair * Coding::kSteps + unit;
@@ -134,12 +136,12 @@ struct SplitKvRows {
         for (int tile = 0; tile < kTiles; ++tile)
 #pragma unroll
           for (int component = 0; component < kComponents; ++component)
-            load_matrices(own_query + (component * C::kRows + 8 * tile) * C::kQueryPitch + 64 * number,
+            load_matrices(lane_query + (component * C::kRows + 8 * tile) * C::kQueryPitch + 64 * number,
                           queries[tile][component]);
 #pragma unroll
         for (int step = 0; step < 2; ++step)
 #pragma unroll
-          for (int i = 0; i < kSixteens; ++i) {
+          for (int i = 0; i < kKeyTiles; ++i) {
             const int chunk = Coding::kSteps == 1 ? step : unit, first = Coding::kSteps == 1 ? 0 : 2 * step;
             std::uint32_t low[Coding::kPairs], high[Coding::kPairs];
             coding.widen(codes[i][2 * chunk], low), coding.widen(codes[i][2 * chunk + 1], high);
@@ -156,37 +158,37 @@ struct SplitKvRows {
     }
     if (!grouped) add_unit(slot, 0, sums, 0, false);
   }
-  // The same of elements of 16 bits.
-  __device__ __forceinline__ void multiply_plain_keys(std::uint32_t slot) {
-    float sums[kSixteens][kTiles][4] = {};
+  // s = K Q^T of a step of 16-bit keys.
+  __device__ __forceinline__ void multiply_16bit_keys(std::uint32_t slot) {
+    float sums[kKeyTiles][kTiles][4] = {};
 #pragma unroll
     for (int unit = 0; unit < C::kSize / kGroupUnit; ++unit) {
       std::uint32_t queries[kTiles][4];
 #pragma unroll
       for (int tile = 0; tile < kTiles; ++tile)
-        load_matrices(own_query + 8 * tile * C::kQueryPitch + 64 * unit, queries[tile]);
+        load_matrices(lane_query + 8 * tile * C::kQueryPitch + 64 * unit, queries[tile]);
 #pragma unroll
       for (int step = 0; step < 2; ++step)
 #pragma unroll
-        for (int i = 0; i < kSixteens; ++i) {
+        for (int i = 0; i < kKeyTiles; ++i) {
           std::uint32_t a[4];
-          load_matrices((slot + own_chunk ^ 32 * (2 * unit + step)) + 16 * i * C::kRowBytes, a);
+          load_matrices((slot + lane_chunk ^ 32 * (2 * unit + step)) + 16 * i * C::kRowBytes, a);
 #pragma unroll
           for (int tile = 0; tile < kTiles; ++tile)
             multiply<typename C::Element>(sums[i][tile], a, queries[tile][2 * step], queries[tile][2 * step + 1]);
         }
     }
 #pragma unroll
-    for (int i = 0; i < kSixteens; ++i)
+    for (int i = 0; i < kKeyTiles; ++i)
 #pragma unroll
       for (int tile = 0; tile < kTiles; ++tile)
 #pragma unroll
         for (int n = 0; n < 4; ++n) s[score(i, tile, n)] = sums[i][tile][n];
   }
-  // s += (sums, less what zeros take from them) * scale, of a unit's columns, or of all where they have one scale.
+  // s += scale * (sums - zero * sum of q) over a unit of columns, or over all columns where a key has one scale.
   __device__ __forceinline__ void add_unit(std::uint32_t slot, int unit, Sums& sums, int group, bool zeros) {
-    const SplitKvSide& k = params.k;
-    float scale[kSixteens][2];
+    const DecodeOperand& k = params.k;
+    float scale[kKeyTiles][2];
     load_numbers(slot + k.scale_at, group, scale);
 #pragma unroll
     for (auto& of_keys : sums)
@@ -198,10 +200,10 @@ struct SplitKvRows {
           for (int component = kComponents - 1; component > 0; --component)
             of_tile[component - 1][n] += of_tile[component][n], of_tile[component][n] = 0;
     if (zeros) {
-      float zero[kSixteens][2];
+      float zero[kKeyTiles][2];
       load_numbers(slot + k.zero_at, group, zero);
 #pragma unroll
-      for (int i = 0; i < kSixteens; ++i)
+      for (int i = 0; i < kKeyTiles; ++i)
 #pragma unroll
         for (int tile = 0; tile < kTiles; ++tile)
 #pragma unroll
@@ -211,7 +213,7 @@ struct SplitKvRows {
           }
     }
 #pragma unroll
-    for (int i = 0; i < kSixteens; ++i)
+    for (int i = 0; i < kKeyTiles; ++i)
 #pragma unroll
       for (int tile = 0; tile < kTiles; ++tile)
 #pragma unroll
@@ -225,20 +227,21 @@ struct SplitKvRows {
 #pragma unroll
     for (float& x : s) x *= factor;
   }
-  // Times the scales of queries.
+  // Multiplies scores by the scales of queries.
   __device__ __forceinline__ void scale_rows(const float* scale) {
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile)
 #pragma unroll
       for (int b = 0; b < 2; ++b)
 #pragma unroll
-        for (int i = 0; i < kSixteens; ++i)
+        for (int i = 0; i < kKeyTiles; ++i)
           s[score(i, tile, b)] *= scale[row(tile, b)], s[score(i, tile, 2 + b)] *= scale[row(tile, b)];
   }
 
-  // From scores to weights. A shift moves only where weights would be above 2^kSlack: seldom, after a row's first step.
-  // Those of codes are integers, so that a move multiplies by exact powers of two. Elsewhere it is the largest score
-  // itself, whose weight is then 2^kShift: a key that outweighs all others gives its value exactly, in 16 bits, too.
+  // Scores to weights. A shift moves only where a weight would exceed 2^kRescaleThreshold: seldom, after a row's first
+  // step. With codes, shifts are integers, so that a move multiplies by exact powers of two. Otherwise the shift is the
+  // largest score itself, whose weight is then 2^kShift exactly: a key that outweighs all others gives exactly its
+  // value.
   __device__ __forceinline__ void softmax() {
     float top[kTiles][2];
     bool above = false;
@@ -247,39 +250,39 @@ struct SplitKvRows {
 #pragma unroll
       for (int b = 0; b < 2; ++b) {
 #pragma unroll
-        for (int i = 0; i < kSixteens; ++i) {
+        for (int i = 0; i < kKeyTiles; ++i) {
           const float pair = fmaxf(s[score(i, tile, b)], s[score(i, tile, 2 + b)]);
           top[tile][b] = i == 0 ? pair : fmaxf(top[tile][b], pair);
         }
-        above |= top[tile][b] > shift[tile][b] + kSlack;
+        above |= top[tile][b] > shift[tile][b] + kRescaleThreshold;
       }
-    if (__any_sync(~0u, above)) move_shifts(top);
+    if (__any_sync(~0u, above)) update_shifts(top);
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile)
 #pragma unroll
       for (int b = 0; b < 2; ++b) {
         float sum;
 #pragma unroll
-        for (int i = 0; i < kSixteens; ++i)
+        for (int i = 0; i < kKeyTiles; ++i)
 #pragma unroll
           for (int n = b; n < 4; n += 2) {
             float& x = s[score(i, tile, n)];
             x = exp2_approx(x - (shift[tile][b] - C::kShift));
             sum = i + n == b ? x : sum + x;
           }
-        l[tile][b] += sum;
+        row_sum[tile][b] += sum;
       }
   }
-  __device__ __forceinline__ void move_shifts(const float (&top)[kTiles][2]) {
+  __device__ __forceinline__ void update_shifts(const float (&top)[kTiles][2]) {
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
       float rescale[2];
 #pragma unroll
       for (int b = 0; b < 2; ++b) {
-        const float from = shift[tile][b], all = over_keys(top[tile][b], Max());
-        if (all > from + kSlack) shift[tile][b] = C::kPlain ? all : ceilf(all);
+        const float from = shift[tile][b], all = reduce_over_keys(top[tile][b], Max());
+        if (all > from + kRescaleThreshold) shift[tile][b] = C::kIs16Bit ? all : ceilf(all);
         rescale[b] = exp2_approx(from - shift[tile][b]);
-        l[tile][b] *= rescale[b];
+        row_sum[tile][b] *= rescale[b];
       }
 #pragma unroll
       for (auto& of_columns : o)
@@ -288,17 +291,17 @@ struct SplitKvRows {
     }
   }
 
-  // The weights of a unit of V's columns, or of all where they have one scale, as operands. What zeros take goes to O:
-  // from the weights as they are rounded, so that what a weight is off by multiplies (code - zero) alone.
-  __device__ __forceinline__ void weigh(std::uint32_t slot, int unit, Weights& weights) {
-    const SplitKvSide& v = params.v;
+  // P as operands, for a unit of V's columns, or for all columns where a value has one scale. Adds what the zeros of V
+  // contribute to O, from the rounded weights: then a weight's rounding error multiplies (code - zero) only.
+  __device__ __forceinline__ void exponentiate(std::uint32_t slot, int unit, Weights& weights) {
+    const DecodeOperand& v = params.v;
     const int group = unit == 0 ? 0 : v.group_of_unit[unit];
-    float scale[kSixteens][2];
+    float scale[kKeyTiles][2];
     load_numbers(slot + v.scale_at, group, scale);
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile)
 #pragma unroll
-      for (int i = 0; i < kSixteens; ++i)
+      for (int i = 0; i < kKeyTiles; ++i)
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
           float low = s[score(i, tile, 2 * h)] * scale[i][h], high = s[score(i, tile, 2 * h + 1)] * scale[i][h];
@@ -309,13 +312,13 @@ struct SplitKvRows {
             weights[i][tile][component][h] = transpose(components[component]);
         }
     if (!v.grouped || !v.zeros) return;
-    float zero[kSixteens][2];
+    float zero[kKeyTiles][2];
     load_numbers(slot + v.zero_at, group, zero);
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
       float of_zeros[2] = {};
 #pragma unroll
-      for (int i = 0; i < kSixteens; ++i)
+      for (int i = 0; i < kKeyTiles; ++i)
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
           const float low = s[score(i, tile, 2 * h)] * scale[i][h], high = s[score(i, tile, 2 * h + 1)] * scale[i][h];
@@ -325,7 +328,7 @@ struct SplitKvRows {
           of_zeros[0] = fmaf(low_left - low, zero[i][h], of_zeros[0]);
           of_zeros[1] = fmaf(high_left - high, zero[i][h], of_zeros[1]);
         }
-      for (float& x : of_zeros) x = over_keys(x, Sum());
+      for (float& x : of_zeros) x = reduce_over_keys(x, Sum());
 #pragma unroll
       for (int i = 2 * unit; i < 2 * unit + 2; ++i)
 #pragma unroll
@@ -336,32 +339,32 @@ struct SplitKvRows {
   __device__ __forceinline__ void add_values(std::uint32_t slot) {
     const bool grouped = params.v.grouped;
     Weights weights;
-    weigh(slot, 0, weights);
+    exponentiate(slot, 0, weights);
 #pragma unroll
     for (int pair = 0; pair < C::kChunks / 2; ++pair) {
-      std::uint32_t codes[kSixteens][4];
+      std::uint32_t codes[kKeyTiles][4];
 #pragma unroll
-      for (int i = 0; i < kSixteens; ++i)
-        load_columns((slot + own_chunk ^ 32 * pair) + 16 * i * C::kRowBytes, codes[i]);
+      for (int i = 0; i < kKeyTiles; ++i)
+        load_columns((slot + lane_chunk ^ 32 * pair) + 16 * i * C::kRowBytes, codes[i]);
 #pragma unroll
       for (int chunk = 0; chunk < 2; ++chunk) {
         const int first = (2 * pair + chunk) * Coding::kChunk;
-        if (first > 0 && first % kGroupUnit == 0 && grouped) weigh(slot, first / kGroupUnit, weights);
-        std::uint32_t low[kSixteens][Coding::kPairs], high[kSixteens][Coding::kPairs];
+        if (first > 0 && first % kGroupUnit == 0 && grouped) exponentiate(slot, first / kGroupUnit, weights);
+        std::uint32_t low[kKeyTiles][Coding::kPairs], high[kKeyTiles][Coding::kPairs];
 #pragma unroll
-        for (int i = 0; i < kSixteens; ++i)
+        for (int i = 0; i < kKeyTiles; ++i)
           coding.widen(codes[i][2 * chunk], low[i]), coding.widen(codes[i][2 * chunk + 1], high[i]);
 #pragma unroll
         for (int step = 0; step < Coding::kSteps; ++step)
 #pragma unroll
           for (int tile = 0; tile < kTiles; ++tile) {
             float(&to)[4] = o[(2 * pair + chunk) * Coding::kSteps + step][tile];
-            // Of exact queries the step's own first: the rounding of a sum grows with its terms.
+            // With components, the step's own sum first: the rounding error of a sum grows with its length.
             float sum[4] = {};
 #pragma unroll
             for (int component = kComponents - 1; component >= 0; --component)
 #pragma unroll
-              for (int i = 0; i < kSixteens; ++i) {
+              for (int i = 0; i < kKeyTiles; ++i) {
                 const std::uint32_t a[4] = {low[i][2 * step], low[i][2 * step + 1], high[i][2 * step],
                                             high[i][2 * step + 1]};
                 multiply(kComponents > 1 ? sum : to, a, weights[i][tile][component][0], weights[i][tile][component][1]);

@@ -1,28 +1,28 @@
-// split_kv for calls in which all rows of a sequence see the same keys (is_uniform() has the whole condition): bits are
-// the same. But a thread block knows sooner where its keys lie, and, of sequences all alike, may go over several
-// splits, one after another.
+// attention_decode_same_keys: attention_decode, with the same bits, for calls in which all rows of a sequence see the
+// same keys (takes_same_keys() has the whole condition). A thread block finds its keys with fewer instructions and,
+// where all sequences see the same keys, may go over several splits in turn.
 #pragma once
 
-#include "cuda/kernels/split_kv.cuh"
+#include "cuda/kernels/decode_kernel.cuh"
 
 namespace rapt::cuda {
 
-// A thread block: splits of a sequence from `split` on, as many as the head's other blocks have, or one more. Where
-// sequences may be shorter than there is room for, blocks without splits come last, or multiprocessors would have
-// several of the others while some have none.
+// A thread block's splits: `split` and those after it, splits / blocks of them or one more. Where sequences may be
+// shorter than the largest, blocks without splits come last in the grid; otherwise some multiprocessors would get
+// several blocks with splits and others none.
 template <class C>
-struct UniformSplitBlock {
+struct SameKeysBlock {
   struct {
     std::uint32_t b, hk, q_first;
   } head;
-  const SplitKvParams& params;
+  const DecodeParams& params;
   int split, row_begin, row_count;
-  int keys, splits;         // of a split; of the sequence
-  int begin, end;           // keys that rows see, counted from the first of `split`
-  std::uint32_t first_row;  // where that one lies in its sequence
+  int keys, splits;         // keys of a split; splits of the sequence
+  int begin, end;           // keys that rows see, counted from the first key of `split`
+  std::uint32_t first_row;  // row of that key in its sequence
   bool exists;
 
-  // The grid of thread blocks: of `blocks` for each of the tiles of a sequence and kv head.
+  // The grid: `blocks` thread blocks for each tile of rows of a sequence and kv head.
   static dim3 grid(unsigned blocks, unsigned tiles, unsigned hk, unsigned b) {
     return C::kDense ? dim3(blocks * tiles, hk, b) : dim3(hk * tiles, b, blocks);
   }
@@ -30,7 +30,7 @@ struct UniformSplitBlock {
     return C::kDense ? dim3(blocks * tiles) : dim3(tiles, 1, blocks);
   }
 
-  __device__ explicit UniformSplitBlock(const SplitKvParams& params) : params(params), row_count(params.rows) {
+  __device__ explicit SameKeysBlock(const DecodeParams& params) : params(params), row_count(params.rows) {
     const SplitGrid& grid = params.grid;
     const unsigned number = grid.tiles.quotient(blockIdx.x);
     row_begin = static_cast<int>(grid.tiles.remainder(blockIdx.x)) * C::kRows;
@@ -52,7 +52,7 @@ struct UniformSplitBlock {
   struct Row {
     std::uint32_t token, q_head;
   };
-  // Row r of the sequence's and kv head's.
+  // Row r of the sequence and kv head.
   __device__ Row row(int r) const {
     const Divisor& group = params.grid.group;
     const std::uint32_t token = group.quotient(r);
@@ -61,27 +61,30 @@ struct UniformSplitBlock {
   __device__ std::int64_t row_at(const Strides& s, const Row& row) const {
     return head.b * s.b + row.q_head * s.h + row.token * s.s;
   }
-  // What a split leaves of row r.
+  // Where a split stores its partial result of row r.
   __device__ float* partial(int r, int split) const {
-    const Partials& partials = params.partials;
+    const PartialResults& partials = params.partials;
     const std::int64_t number = head.hk * partials.rows + head.b * partials.sequence_rows + r;
     return partials.data + number * partials.row_floats() + split * partials.floats;
   }
-  __device__ RowEnd row_end(int r) const {
+  __device__ RowFinalizer row_end(int r) const {
     const AttentionParams& p = params.p;
     const Row at = row(r);
     return {sink_of(p.score, at.q_head), 0, row_at(p.out_stride, at), p.lse ? row_at(p.lse_stride, at) : 0};
   }
 
  private:
-  // Of `all` keys from the sequence's key `first` on rows see those after the first `hidden`.
+  // Finds the block's keys: the sequence's rows see `all` keys from key `first` on, but not the first `hidden` of them.
   __device__ void find_keys(int block, std::int64_t first, int all, int hidden) {
-    const int blocks = static_cast<int>(params.blocks.by), each = static_cast<int>(params.blocks.quotient(splits));
-    // Some have one more: the last ones, as the last split may be short; or where there is none for each, the first
-    // ones.
-    const int more = splits - each * blocks, first_of_more = each > 0 ? blocks - more : 0;
-    split = block * each + max(min(block - first_of_more, more), 0);
-    const int count = each + (block >= first_of_more && block < first_of_more + more ? 1 : 0), before = keys * split;
+    const int blocks = static_cast<int>(params.blocks.by),
+              splits_per_block = static_cast<int>(params.blocks.quotient(splits));
+    // The remainder goes to the last blocks, as the last split may be short; or to the first blocks, if there are fewer
+    // splits than blocks.
+    const int has_split = splits - splits_per_block * blocks,
+              first_of_more = splits_per_block > 0 ? blocks - has_split : 0;
+    split = block * splits_per_block + max(min(block - first_of_more, has_split), 0);
+    const int count = splits_per_block + (block >= first_of_more && block < first_of_more + has_split ? 1 : 0),
+              before = keys * split;
     exists = count > 0;
     begin = max(hidden - before, 0), end = min(all - before, keys * count);
     if (end <= begin) begin = end = 0;
@@ -89,17 +92,17 @@ struct UniformSplitBlock {
   }
 };
 
-// QueryLoader for elements of 16 bits, which go to shared memory as they are, in one copy group with the ring's first
+// QueryLoader for 16-bit keys: copies queries to shared memory unchanged, in one cp.async group with the ring's first
 // tile.
 template <class C>
 struct QueryCopier {
-  __device__ QueryCopier(const SplitKvParams& params, const UniformSplitBlock<C>& block, std::uint32_t q) {
-    constexpr int kChunks = C::kSize / 8, kAll = C::kRows * kChunks;  // of 16 bytes
+  __device__ QueryCopier(const DecodeParams& params, const SameKeysBlock<C>& block, std::uint32_t q) {
+    constexpr int kChunks = C::kSize / 8, kQueryChunks = C::kRows * kChunks;  // of 16 bytes
     const ShortStrides& s = params.of_queries;
 #pragma unroll
-    for (int first = 0; first < kAll; first += kSplitKvThreads) {
+    for (int first = 0; first < kQueryChunks; first += kDecodeThreads) {
       const int i = first + static_cast<int>(threadIdx.x), chunk = i % kChunks;
-      if (kAll % kSplitKvThreads != 0 && i >= kAll) break;
+      if (kQueryChunks % kDecodeThreads != 0 && i >= kQueryChunks) break;
       const auto row = block.row(min(block.row_begin + i / kChunks, block.row_count - 1));
       const std::uint32_t at = block.head.b * s.b + row.q_head * s.h + row.token * s.s;
       const bool exists = 8 * chunk < params.p.d;
@@ -113,57 +116,58 @@ struct QueryCopier {
 };
 
 template <class C>
-__global__ void __launch_bounds__(kSplitKvThreads, C::kBlocks)
-    split_kv_uniform(const __grid_constant__ SplitKvParams params) {
-  extern __shared__ __align__(512) std::uint8_t shared[];  // aligned as the longest row is
-  __shared__ SplitKvResults<C> results;
-  __shared__ float q_sums[C::kPlain ? 1 : C::kSize / kGroupUnit * C::kRows];
-  let_next_start();
-  const UniformSplitBlock<C> block(params);
-  if (!block.exists && !params.combines) return;
-  const std::uint32_t rings = shared_address(shared), q = rings + kSplitKvWarps * C::kSlots * params.slot_bytes;
+__global__ void __launch_bounds__(kDecodeThreads, C::kBlocks)
+    attention_decode_same_keys(const __grid_constant__ DecodeParams params) {
+  extern __shared__ __align__(512) std::uint8_t shared[];  // aligned to the longest row
+  __shared__ DecodeResults<C> results;
+  __shared__ float q_sums[C::kIs16Bit ? 1 : C::kSize / kGroupUnit * C::kRows];
+  launch_dependent_grids();
+  const SameKeysBlock<C> block(params);
+  if (!block.exists && !params.combines_in_cluster) return;
+  const std::uint32_t rings = shared_address(shared), q = rings + kDecodeWarps * C::kSlots * params.slot_bytes;
   const KvRing<C> ring(params, block, rings);
-  // Before keys, or they come behind these.
-  const std::conditional_t<C::kPlain, QueryCopier<C>, QueryLoader<C>> queries(params, block, q);
-  SplitKvSteps<C> steps(ring);
+  // Requested before the keys, or their loads queue behind those.
+  const std::conditional_t<C::kIs16Bit, QueryCopier<C>, QueryLoader<C>> queries(params, block, q);
+  DecodePipeline<C> steps(ring);
   queries.store();
   __syncthreads();
-  if (!C::kPlain && params.k.zeros) {
+  if (!C::kIs16Bit && params.k.zeros) {
     sum_queries<C>(q, q_sums);
     __syncthreads();
   }
 
-  unsigned bad = 0;  // fallback rows of the warp's, for the end: a call from the loop would take registers
+  unsigned fallback =
+      0;  // the warp's fallback rows; recomputed at the end, since a call in the loop would take registers
   int split = block.split, split_end = block.keys;
 #pragma unroll 1
-  for (bool more = block.exists; more; ++split, split_end += block.keys) {
-    SplitKvRows<C> own(params, q, q_sums);
+  for (bool has_split = block.exists; has_split; ++split, split_end += block.keys) {
+    DecodeSoftmax<C> softmax(params, q, q_sums);
     const auto finish_scores = [&](int key) {
-      own.scale(params.scale_log2);
+      softmax.scale(params.scale_log2);
       if (key >= ring.begin && key + C::kStepKeys <= ring.end) return;
-      for_each_four(own.s, [&](int place, float(&four)[4]) {
+      for_each_four(softmax.s, [&](int place, float(&four)[4]) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          const int j = key + own.key(place / 8 / C::kTiles, e / 2);
+          const int j = key + softmax.key(place / 8 / C::kTiles, e / 2);
           if (j < ring.begin || j >= ring.end) four[e] = -kInfinity;
         }
       });
     };
     const int end = min(split_end, ring.end);
-    while (steps.key < end) steps.take(own, finish_scores);
-    results.store(own, block, split, steps.free_slot(), bad);
-    more = split_end < ring.end;
+    while (steps.key < end) steps.step(softmax, finish_scores);
+    results.store(softmax, block, split, steps.free_slot(), fallback);
+    has_split = split_end < ring.end;
   }
   copy_wait<0>();
 
   const AttentionParams& p = params.p;
   const int warp = threadIdx.x / 32, b = static_cast<int>(block.head.b), hk = static_cast<int>(block.head.hk);
-  if (params.combines) {
+  if (params.combines_in_cluster) {
     cluster_sync();
     const Head head(p, b, hk, {0, 0, p.sq, p.sk, 0});
     combine_in_cluster<void, kDecodeMaxHeadSize>(p, params.partials, head, block.splits, warp);
   }
-  attend_fallback_rows(p, b, hk, block.row_begin + warp, bad);
+  attend_fallback_rows(p, b, hk, block.row_begin + warp, fallback);
 }
 
 }  // namespace rapt::cuda

@@ -1,34 +1,36 @@
-// Attention of 16-bit types on Hopper's tensor cores: FlashAttention-3's schedule. A block or two per multiprocessor
-// go through tiles of query rows; a block's first warpgroup fills rings of Q tiles and of K and V blocks in shared
-// memory, and each of the others does 64 rows of the tile. S = Q K^T of one key block runs while the softmax of the
-// block before feeds O += P V. (Warpgroups taking turns, at products or at exponentials, were up to 5 % slower on an
-// H200.) Results leave by way of their Q's place, while the next tile is at work: wgmma_dense has a thread of the first
-// warpgroup store them.
+// attention_prefill: out = softmax(q k^T) v of 16-bit types on Hopper's tensor cores, by FlashAttention-3's schedule.
 //
-// Keys are cut into blocks at multiples of the block size from key 0 and taken from the last to the first. A block that
-// is masked for a row leaves what the row has unchanged to the bit, so that a row's result is its own.
+// Launched by attention_prefill.cu and attention_decode_m64.cu. Thread blocks are persistent: one or two on a
+// multiprocessor go through tiles of query rows. A block's first warpgroup (the producer) loads Q tiles and blocks of K
+// and V into rings in shared memory. Each of the other warpgroups does 64 rows of the tile: S = Q K^T of one key block
+// runs on the tensor cores while the softmax of the previous block feeds O += P V. (Ping-pong between warpgroups was up
+// to 5 % slower on an H200.) Results leave through the place of the tile's Q, while the next tile is at work.
 //
-// Masked weights are 0, but 0 times NaN is NaN: results that are not finite are not trusted. Such rows are fallback
-// rows, which their warp computes once more in the end.
+// Key blocks begin at multiples of block_k from key 0 and are taken from the last to the first. A block that is masked
+// for a row leaves the row's state unchanged to the bit, so a row's result does not depend on the other rows of its
+// tile.
+//
+// Masked weights are 0, but 0 times NaN is NaN: a result that is not finite may come from a hidden value. Such rows are
+// fallback rows, which their warp recomputes when all tiles are done.
 #pragma once
 
 #include <cmath>
 
 #include "cuda/hopper/combine_row.cuh"
 #include "cuda/hopper/host.cuh"
-#include "cuda/kernels/wgmma_codes.cuh"
-#include "cuda/kernels/wgmma_dense.cuh"
-#include "cuda/kernels/wgmma_load.cuh"
-#include "cuda/kernels/wgmma_rows.cuh"
-#include "cuda/kernels/wgmma_serial.cuh"
+#include "cuda/kernels/prefill_dense.cuh"
+#include "cuda/kernels/prefill_load.cuh"
+#include "cuda/kernels/prefill_load_codes.cuh"
+#include "cuda/kernels/prefill_softmax.cuh"
+#include "cuda/kernels/prefill_unspecialized.cuh"
 #include "cuda/tile/launch.cuh"
 
 namespace rapt::cuda {
 
-// The tiles to come, as a math warpgroup sees them: of those in a queue.
+// The tiles of the thread block, as math warpgroups see them: in a queue that the producer fills.
 template <class C>
 struct QueuedTiles {
-  const WgmmaParams& params;
+  const PrefillParams& params;
   const SequenceList& list;
   const TileQueue& queue;
   const Tile<C>* tiles;
@@ -43,55 +45,57 @@ struct QueuedTiles {
     if (C::kStoresByTma) tma_store_wait();
   }
   __device__ int last_keys(unsigned t) const { return uniform((*this)[t].last_keys); }
-  __device__ void redo_fallback_rows(unsigned bad_tiles) const { cuda::redo_fallback_rows<C>(params, list, bad_tiles); }
+  __device__ void recompute_fallback_rows(unsigned fallback_tiles) const {
+    cuda::recompute_fallback_rows<C>(params, list, fallback_tiles);
+  }
 };
 
-// A math warpgroup.
+// A math warpgroup: all tiles of its thread block.
 template <class C, class Tiles>
-__device__ void attend(const WgmmaParams& params, const Tiles& tiles, const QueryRing<C>& q, const Blocks<C>& k,
+__device__ void attend(const PrefillParams& params, const Tiles& tiles, const QueryRing<C>& q, const Blocks<C>& k,
                        const Blocks<C>& v, std::uint32_t scales, int group) {
-  Rows<C> rows(params);
-  unsigned t = 0, stored = 0;  // tiles so far, and of these with their results stored
-  unsigned bad_tiles = 0;      // with fallback rows
-  bool storing = false;        // those of tile `stored` may be on their way from its Q's place
-  bool more = tiles.exists(t);
-  if (!more) return;
+  OnlineSoftmax<C> rows(params);
+  unsigned t = 0, stored = 0;   // tiles begun; tiles whose results have been stored
+  unsigned fallback_tiles = 0;  // bit t % 32: tile t has fallback rows
+  bool storing = false;         // TMA may still read results of tile `stored` from its Q's place
+  bool has_tile = tiles.exists(t);
+  if (!has_tile) return;
   q.wait_full(t);
-  // One of two warpgroups begins later, or both multiply at the same time, and both exponentiate.
+  // Delays one of two warpgroups, so that one multiplies while the other exponentiates.
   if (C::kGroups == 2 && group == 1 && tiles[t].blocks > 1) __nanosleep(1000);
 
-  int block = 0;       // of the tile, whose scores these are
-  bool starts = true;  // it is its tile's first, or there is no more; O is complete once the weights are used
+  int block = 0;            // the tile's key block whose scores are in s
+  bool first_block = true;  // s is of the tile's first block, or of none; O of the tile before is complete then
   std::uint32_t q_matrix = 0;
-  for (unsigned n = 0;; ++n) {  // K and V blocks so far; V's are one behind
+  for (unsigned n = 0;; ++n) {  // counts K blocks; V blocks are one behind
     if (C::kStoresByTma && storing) {
       if (threadIdx.x % 32 == 0) tma_store_wait_read();
       q.release(stored++);
       storing = false;
     }
-    if (starts && more) {
+    if (first_block && has_tile) {
       q.wait_full(t);
       q_matrix = matrix_at(q.slot(t) + group * kGroupRows * C::kRowBytes);
     }
-    if (more) k.wait_full(n);
+    if (has_tile) k.wait_full(n);
 
-    // S = Q K^T of the next block, then O += P V of this one. The first and the last time one of them is for nothing.
+    // S = Q K^T of the next block, then O += P V of this one. In the first pass P is 0, and in the last S is not used.
     const std::uint32_t k_matrix = matrix_at(k.slot(n));
     const std::uint32_t v_matrix = matrix_at(v.slot(n - 1), C::kKeys * C::kRowBytes);
-    float s[Rows<C>::kScores] = {};
+    float s[OnlineSoftmax<C>::kScores] = {};
     pin(s);
     pin(rows.o);
     wgmma_fence();
     multiply_keys<C>(s, q_matrix, k_matrix);
     if (n > 0) v.wait_full(n - 1);
-    wgmma_fence();  // or ptxas adds one, and says so
+    wgmma_fence();  // without it ptxas inserts one and warns
     multiply_values<C>(rows.o, rows.weights, v_matrix);
     wgmma_wait<1>();
     pin(s);
-    if (more) k.release(n);
+    if (has_tile) k.release(n);
 
-    if (starts) {
-      // Beside the last products. (Not where tiles are queued: ptxas then has sums of weights wait for products, too.)
+    if (first_block) {
+      // While the last products run. (Not with a queue of tiles: ptxas then makes row sums wait for the products, too.)
       if (C::kDense && n > 0) rows.finish(tiles[t - 1]);
       wgmma_wait<0>();
       pin(rows.o);
@@ -99,13 +103,13 @@ __device__ void attend(const WgmmaParams& params, const Tiles& tiles, const Quer
         v.release(n - 1);
         if (!C::kDense) rows.finish(tiles[t - 1]);
         if (rows.store(tiles[t - 1], q.slot(t - 1) + (group * kGroupRows + threadIdx.x / 32 % 4 * 16) * C::kRowBytes))
-          bad_tiles |= 1u << (t - 1) % 32;
+          fallback_tiles |= 1u << (t - 1) % 32;
         storing = true;
         __syncwarp();
         tiles.done(t - 1);
       }
-      if (!more) {
-        if (C::kStoresByTma) tma_store_wait_read();  // before shared memory is gone
+      if (!has_tile) {
+        if (C::kStoresByTma) tma_store_wait_read();  // TMA reads shared memory until then
         break;
       }
       rows.begin(tiles[t]);
@@ -117,30 +121,31 @@ __device__ void attend(const WgmmaParams& params, const Tiles& tiles, const Quer
       }
     }
     const auto& tile = tiles[t];
-    const bool ends = --block == 0;
-    if (ends) {
-      if (!C::kStoresByTma && !C::kStoresApart) q.release(t);
+    const bool last_block = --block == 0;
+    if (last_block) {
+      if (!C::kStoresByTma && !C::kStoresByProducer) q.release(t);
       ++t;
-      more = tiles.exists(t);
+      has_tile = tiles.exists(t);
     }
-    if constexpr (C::kModified && C::kSize == 256) wgmma_wait<0>();  // the weights' registers are wanted
+    if constexpr (C::kModified && C::kSize == 256) wgmma_wait<0>();  // the modifiers need the registers of the weights
     rows.softmax(s, tile, block * C::kKeys, scales + n % C::kScaleBlocks * C::kScaleBytes, [&] {
-      if (starts) return;
+      if (first_block) return;
       wgmma_wait<0>();
       pin(rows.o);
       v.release(n - 1);
       rows.rescale_values();
     });
-    starts = ends;
+    first_block = last_block;
   }
-  if (bad_tiles == 0) return;
+  if (fallback_tiles == 0) return;
   tiles.wait_stored();
   __syncwarp();
-  tiles.redo_fallback_rows(bad_tiles);
+  tiles.recompute_fallback_rows(fallback_tiles);
 }
 
 template <class C>
-__global__ void __launch_bounds__(C::kThreads, C::kBlocks) wgmma(const __grid_constant__ WgmmaParams params) {
+__global__ void __launch_bounds__(C::kThreads, C::kBlocks)
+    attention_prefill(const __grid_constant__ PrefillParams params) {
   extern __shared__ std::uint8_t shared[];
   __shared__ std::uint64_t barriers[4 * C::kStages + 2 * kQueueTiles + 2 * C::kQueryTiles];
   __shared__ Tile<C> tiles[kQueueTiles];
@@ -152,7 +157,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) wgmma(const __grid_co
   const Blocks<C> v{first + 16 * C::kStages, k.data + C::kStages * C::kBlockBytes, C::kBlockBytes};
   const TileQueue queue{first + 32 * C::kStages};
   const QueryRing<C> q{queue.barriers + 16 * kQueueTiles, v.data + C::kStages * C::kBlockBytes, C::kRowsBytes};
-  if (C::kSplit || params.p.total_q >= 0) let_next_start();
+  if (C::kSplit || params.p.total_q >= 0) launch_dependent_grids();
   if (threadIdx.x == 0) {
     if (C::kTma) {
       if (params.q_by_tma) prefetch_map(&params.q);
@@ -166,12 +171,12 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) wgmma(const __grid_co
     q.init(params.q_by_tma ? 1 : C::kProducers, 4 * C::kGroups);
     fence_barrier_init();
   }
-  if (params.listed) list.fill<C>(params);
+  if (params.has_list) list.fill<C>(params);
   else __syncthreads();
   const TileScheduler<C> scheduler{params, list};
   if (threadIdx.x < 128) {
     if (C::kTradesRegisters) registers_decrease<C::kLoadRegisters>();
-    if constexpr (C::kQuantised) {
+    if constexpr (C::kQuantized) {
       load_codes<C>(params, {params, queue, tiles, scheduler}, queue, tiles, q, k, v, data + C::kScalesAt);
     } else if constexpr (!C::kTma) {
       load_by_threads<C>(params, {params, queue, tiles, scheduler}, queue, tiles, q, k, v);
@@ -189,7 +194,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) wgmma(const __grid_co
               uniform(threadIdx.x / 128 - 1));
   }
   if constexpr (C::kSplit) {
-    if (params.combines) {
+    if (params.combines_in_cluster) {
       __syncwarp();
       cluster_sync();
       if (threadIdx.x >= 128) {
@@ -200,13 +205,15 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) wgmma(const __grid_co
                                                           SplitKeys(head, params.partials.rule).count, warp);
       }
     }
-    if (params.early) wait_for_previous();  // whoever waits for this one, waits for that as well
+    if (params.overlap_previous)
+      wait_on_dependent_grids();  // so that a grid that depends on this one also depends on that one
   }
 }
 
-// The same of dense sequences that are all alike.
+// attention_prefill_dense: the same for sequences of equal lengths, whose results a thread of the producer stores.
 template <class C>
-__global__ void __launch_bounds__(C::kThreads, C::kBlocks) wgmma_dense(const __grid_constant__ WgmmaParams params) {
+__global__ void __launch_bounds__(C::kThreads, C::kBlocks)
+    attention_prefill_dense(const __grid_constant__ PrefillParams params) {
   extern __shared__ __align__(1024) std::uint8_t memory[];  // the swizzle's unit
   auto& shared = *reinterpret_cast<DenseShared<C>*>(memory);
   const DenseRings<C> rings(shared);
@@ -223,9 +230,9 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) wgmma_dense(const __g
   }
 }
 
-// But for what tensor maps and quantised keys need.
-inline WgmmaParams params_of(const AttentionParams& p) {
-  WgmmaParams params{};
+// A launch's parameters, except tensor maps and what quantized keys need.
+inline PrefillParams params_of(const AttentionParams& p) {
+  PrefillParams params{};
   params.p = p;
   const float scale = std::fabs(p.score.scale_log2);
   const bool last = scales_last(p.score);
@@ -237,26 +244,22 @@ inline WgmmaParams params_of(const AttentionParams& p) {
   return params;
 }
 
-// Whether scores need more than a scale. Without one, masked scores would be -inf * 0.
-inline bool is_modified(const AttentionParams& p) {
-  return has_modifiers(p.score) || p.score.scale_log2 == 0;
-}
-
+// Launches the kernel whose thread blocks go through queues of tiles.
 template <class C>
-cudaError_t launch(WgmmaParams& params, cudaStream_t stream) {
+cudaError_t launch_queued(PrefillParams& params, cudaStream_t stream) {
   const int blocks = plan_grid<C>(params, 2 * (params.p.d + params.p.dv));
   const int splits = C::kSplit ? params.partials.splits : 1;
-  params.unsplit = C::kSplit && finishes_at_once(params.p, params.partials);
-  // Only where clusters have room beside each other: others wait until all of their thread blocks do.
-  params.combines = C::kSplit && params.p.total_q < 0 && !params.unsplit && splits <= kMostOfCluster &&
-                    2 * params.all <= multiprocessors();
-  return launch_clusters(params.combines ? splits : 1, params.early, wgmma<C>, blocks, C::kThreads,
-                         C::kSharedBytes + SequenceList::bytes(params), stream, params);
+  params.writes_output = C::kSplit && writes_output_directly(params.p, params.partials);
+  // Only where all clusters fit at once: a cluster starts when all of its thread blocks have room.
+  params.combines_in_cluster = C::kSplit && params.p.total_q < 0 && !params.writes_output &&
+                               splits <= kMaxCombineCluster && 2 * params.all <= multiprocessors();
+  return launch_clusters(params.combines_in_cluster ? splits : 1, params.overlap_previous, attention_prefill<C>, blocks,
+                         C::kThreads, C::kSharedBytes + SequenceList::bytes(params), stream, params);
 }
 
-// Describes a call's rows to TMA. False: it cannot load K and V.
+// Describes a call's rows to TMA. False: TMA cannot load its K and V.
 template <class C>
-bool make_maps(WgmmaParams& params) {
+bool make_maps(PrefillParams& params) {
   const AttentionParams& p = params.p;
   params.q_by_tma = params.out_by_tma = false;
   params.box = box_keys(p, C::kKeys);
@@ -267,36 +270,29 @@ bool make_maps(WgmmaParams& params) {
       p.score.scale_log2 >= 0 && make_rows_map(params.q, p, p.q_type, p.q, p.q_stride, p.d, kGroupRows, C::kPanel);
   params.out_by_tma = p.total_q < 0 && p.out_type == p.q_type &&
                       make_rows_map(params.out, p, p.out_type, p.out, p.out_stride, p.dv,
-                                    C::kStoresApart ? kGroupRows : kGroupRows / 4, C::kPanel);
+                                    C::kStoresByProducer ? kGroupRows : kGroupRows / 4, C::kPanel);
   return true;
 }
 
-// Of dense sequences that are all alike: launches wgmma_dense or wgmma_serial if TMA can load and store all. False: it
-// cannot.
-template <class C>
-bool launch_dense(WgmmaParams& params, cudaStream_t stream, cudaError_t& status) {
-  const AttentionParams& p = params.p;
-  if (!are_alike(p) || p.page_size > 0 || p.out_type != p.q_type) return false;
-  if (!make_maps<C>(params) || !params.q_by_tma || !params.out_by_tma) return false;
-  const int blocks = plan_grid<C>(params, 2 * (p.d + p.dv));
-  const auto kernel = [] {
-    if constexpr (C::kSerial) return wgmma_serial<C>;
-    else return wgmma_dense<C>;
-  }();
-  status = launch_kernel(false, kernel, blocks, C::kThreads, sizeof(DenseShared<C>), stream, params);
-  return true;
-}
-
-// Of scores that need no more than a scale: by TMA if it can load K and V, else in the form `Other`.
-template <class C, class Other>
-cudaError_t launch_queued(WgmmaParams& params, cudaStream_t stream) {
-  return make_maps<C>(params) ? launch<C>(params, stream) : launch<Other>(params, stream);
-}
-// And of sequences that launch_dense() takes, by that.
-template <class C, class Other>
-cudaError_t launch_plain(WgmmaParams& params, cudaStream_t stream) {
-  if (cudaError_t status; launch_dense<Dense<C>>(params, stream, status)) return status;
-  return launch_queued<C, Other>(params, stream);
+// Launches a kernel; or, where TMA cannot describe the call's rows, one that does without.
+template <PrefillConfig kConfig>
+cudaError_t launch_prefill(PrefillParams& params, cudaStream_t stream) {
+  using C = Prefill<kConfig>;
+  if constexpr (kConfig.dense) {
+    if (!make_maps<C>(params) || !params.q_by_tma || !params.out_by_tma)
+      return launch_prefill<without_dense(kConfig)>(params, stream);
+    const int blocks = plan_grid<C>(params, 2 * (params.p.d + params.p.dv));
+    const auto kernel = [] {
+      if constexpr (kConfig.warp_specialized) return attention_prefill_dense<C>;
+      else return attention_prefill_unspecialized<C>;
+    }();
+    return launch_kernel(false, kernel, blocks, C::kThreads, sizeof(DenseShared<C>), stream, params);
+  } else if constexpr (kConfig.tma) {
+    return make_maps<C>(params) ? launch_queued<C>(params, stream)
+                                : launch_prefill<without_tma(kConfig)>(params, stream);
+  } else {
+    return launch_queued<C>(params, stream);
+  }
 }
 
 }  // namespace rapt::cuda

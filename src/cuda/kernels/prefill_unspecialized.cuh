@@ -1,24 +1,25 @@
-// The same attention, to the bit, of dense sequences in heads of up to 64 columns, by thread blocks without loading
-// warps: two warpgroups to a thread block and two thread blocks to a multiprocessor. Within a warpgroup nothing
-// overlaps, but four of them, each at a stage of its own, hide each other's latencies better than two or three whose
-// products run beside their exponentials do. One thread asks for the keys to come, and for the next tile's Q, while
-// products run.
+// attention_prefill_unspecialized: attention_prefill_dense's results, to the bit, for heads of up to 64 columns,
+// without warp specialisation: two warpgroups to a thread block, two thread blocks to a multiprocessor, no producer.
+//
+// Each warpgroup multiplies, exponentiates and multiplies in turn. The four warpgroups of a multiprocessor, each at
+// another step, hide each other's latencies better than two or three that overlap products with exponentials. One
+// thread requests the next keys and the next tile's Q while products run.
 #pragma once
 
-#include "cuda/kernels/wgmma_dense.cuh"
-#include "cuda/kernels/wgmma_rows.cuh"
+#include "cuda/kernels/prefill_dense.cuh"
+#include "cuda/kernels/prefill_softmax.cuh"
 
 namespace rapt::cuda {
 
-// The one thread that loads. Blocks of keys are asked for kStages (V's: one) ahead of the products; when that is to be
-// the first of a tile, the tile is found.
+// The loading thread. It requests K blocks kStages ahead of their products, and V blocks one ahead; where such a block
+// is the first of a tile, it finds the tile first.
 template <class C>
-struct SerialLoader {
-  const WgmmaParams& params;
+struct UnspecializedLoader {
+  const PrefillParams& params;
   DenseShared<C>& shared;
   const DenseRings<C>& rings;
 
-  // What a tile of one block before the first would have asked for.
+  // The first requests: those that a tile of one block before the first tile would have made.
   __device__ void begin() {
 #pragma unroll 1
     for (int ahead = 1; ahead <= C::kStages; ++ahead) {
@@ -26,14 +27,15 @@ struct SerialLoader {
       if (ahead == 1) load_values(0, ~0u, 0);
     }
   }
-  // The n-th block of K: `block` of tile t or, below 0, of the tiles after it; and Q, if a tile begins with that.
+  // Requests the n-th block of K: `block` of tile t or, if negative, counted back from the end of the next tile; and
+  // that tile's Q, if the block is its first.
   __device__ void load_keys(unsigned n, unsigned t, int block) {
     while (block < 0) {
       DenseTile<C>& next = tile(++t);
       if (block == -1) {
         rings.q.wait_empty(t);
         next.find(params, t);
-        if (next.blocks == 0) barrier_arrive(rings.q.full(t));  // which says that there are no more
+        if (next.blocks == 0) barrier_arrive(rings.q.full(t));  // an empty tile ends the loop of the readers
         else load_q_by_tma<C>(params, next, rings.q.slot(t), rings.q.full(t));
       }
       if (next.blocks == 0) return;
@@ -41,7 +43,7 @@ struct SerialLoader {
     }
     load_keys_by_tma<C>(params, rings.k, params.k, n, tile(t), block);
   }
-  // The n-th of V: the one behind `block` of tile t, of which K's has been asked for.
+  // Requests the n-th block of V: the one after `block` of tile t. Its K block has been requested before.
   __device__ void load_values(unsigned n, unsigned t, int block) {
     if (block == 0) block = tile(++t).blocks;
     if (block > 0) load_keys_by_tma<C>(params, rings.v, params.v, n, tile(t), block - 1);
@@ -54,7 +56,8 @@ struct SerialLoader {
 };
 
 template <class C>
-__global__ void __launch_bounds__(C::kThreads, C::kBlocks) wgmma_serial(const __grid_constant__ WgmmaParams params) {
+__global__ void __launch_bounds__(C::kThreads, C::kBlocks)
+    attention_prefill_unspecialized(const __grid_constant__ PrefillParams params) {
   static_assert(C::kQueryTiles > C::kStages,
                 "or the loading thread waits for its own tile, where others have one block");
   extern __shared__ __align__(1024) std::uint8_t memory[];  // the swizzle's unit
@@ -63,7 +66,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) wgmma_serial(const __
   const auto& q = rings.q;
   const auto &k = rings.k, &v = rings.v;
   const bool loads = threadIdx.x == 0;
-  SerialLoader<C> loader{params, shared, rings};
+  UnspecializedLoader<C> loader{params, shared, rings};
   if (loads) {
     rings.init(params);
     loader.begin();
@@ -71,11 +74,11 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) wgmma_serial(const __
   __syncthreads();
 
   const int group = uniform(threadIdx.x / 128);
-  const std::uint32_t own_rows = group * kGroupRows * C::kRowBytes;
-  Rows<C> rows(params);
-  unsigned t = 0, n = 0;             // tiles and blocks of keys so far
-  unsigned bad_tiles = 0;            // with fallback rows
-  const auto release_before = [&] {  // the tile before, once its results have left its Q's place
+  const std::uint32_t warp_rows = group * kGroupRows * C::kRowBytes;
+  OnlineSoftmax<C> rows(params);
+  unsigned t = 0, n = 0;             // tiles and key blocks begun
+  unsigned fallback_tiles = 0;       // bit t % 32: tile t has fallback rows
+  const auto release_before = [&] {  // frees the previous tile's Q once TMA has read its results
     if (t == 0) return;
     if (threadIdx.x % 32 == 0) tma_store_wait_read();
     __syncwarp();
@@ -88,12 +91,12 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) wgmma_serial(const __
     if (blocks == 0) break;
     const bool idle = tile.row + group * kGroupRows >= tile.rows;
     rows.begin(tile);
-    const std::uint32_t q_matrix = matrix_at(q.slot(t) + own_rows);
+    const std::uint32_t q_matrix = matrix_at(q.slot(t) + warp_rows);
 #pragma unroll 1
     for (int block = blocks - 1; block >= 0; --block, ++n) {
-      const bool starts = block == blocks - 1;
+      const bool first_block = block == blocks - 1;
       if (idle) {
-        if (starts) release_before();
+        if (first_block) release_before();
         k.wait_full(n);
         k.release(n);
         v.wait_full(n);
@@ -101,18 +104,18 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) wgmma_serial(const __
         continue;
       }
       const std::uint32_t k_matrix = matrix_at(k.slot(n)), v_matrix = matrix_at(v.slot(n), C::kKeys * C::kRowBytes);
-      float s[Rows<C>::kScores] = {};
+      float s[OnlineSoftmax<C>::kScores] = {};
       k.wait_full(n);
       pin(s);
       wgmma_fence();
       multiply_keys<C>(s, q_matrix, k_matrix);
       if (loads) loader.load_values(n + 1, t, block);
-      if (starts) release_before();
+      if (first_block) release_before();
       wgmma_wait<0>();
       pin(s);
       k.release(n);
       rows.softmax(s, tile, block * C::kKeys, 0, [] {});
-      if (!starts) rows.rescale_values();
+      if (!first_block) rows.rescale_values();
       v.wait_full(n);
       pin(rows.o);
       wgmma_fence();
@@ -123,16 +126,17 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) wgmma_serial(const __
       v.release(n);
     }
     if (!idle) rows.finish(tile);
-    if (!idle && rows.store(tile, q.slot(t) + own_rows + threadIdx.x / 32 % 4 * 16 * C::kRowBytes))
-      bad_tiles |= 1u << t % 32;
+    if (!idle && rows.store(tile, q.slot(t) + warp_rows + threadIdx.x / 32 % 4 * 16 * C::kRowBytes))
+      fallback_tiles |= 1u << t % 32;
   }
-  if (bad_tiles == 0) {
-    tma_store_wait_read();  // before shared memory is gone
+  if (fallback_tiles == 0) {
+    tma_store_wait_read();  // TMA reads shared memory until then
     return;
   }
   tma_store_wait();
   __syncwarp();
-  redo_fallback_rows<C>(params, reinterpret_cast<const SequenceList&>(shared), bad_tiles);  // which looks up no list
+  recompute_fallback_rows<C>(params, reinterpret_cast<const SequenceList&>(shared),
+                             fallback_tiles);  // no list is looked up
 }
 
 }  // namespace rapt::cuda

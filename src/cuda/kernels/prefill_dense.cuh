@@ -1,14 +1,15 @@
-// Dense sequences that are all alike, which TMA loads and stores: what rows need to know is worked out where it is
-// needed, so that tiles take little shared memory, one thread loads, and another stores. (While math warps
-// stored, sequences of up to 512 keys took up to 1.18 times as long; the order of loads is in that, too.)
+// attention_prefill_dense's loads and stores: sequences of equal lengths, in no pages, whose rows TMA loads and stores.
+// Row data (tokens, visible keys) are computed where they are needed instead of stored in shared memory, one thread
+// loads, and another stores. (With stores by math warps, sequences of up to 512 keys took up to 1.18 times as long;
+// part of that was the order of loads.)
 #pragma once
 
-#include "cuda/kernels/wgmma_load.cuh"
-#include "cuda/kernels/wgmma_rows.cuh"
+#include "cuda/kernels/prefill_load.cuh"
+#include "cuda/kernels/prefill_softmax.cuh"
 
 namespace rapt::cuda {
 
-// Bytes of shared memory: of a multiprocessor, and what each thread block takes beside its own.
+// Shared memory of a multiprocessor, and what the system reserves of it for each thread block, in bytes.
 constexpr int kSharedOfMultiprocessor = 228 << 10, kReserved = 1 << 10;
 
 // A thread block's shared memory.
@@ -16,17 +17,17 @@ template <class C>
 struct DenseShared {
   std::uint8_t q[C::kQueryTiles][C::kRowsBytes], k[C::kStages][C::kBlockBytes], v[C::kStages][C::kBlockBytes];
   std::uint64_t barriers[4 * C::kStages + 3 * C::kQueryTiles + 1];
-  DenseTile<C> tiles[C::kQueryTiles];  // those whose Q is there, or asked for
+  DenseTile<C> tiles[C::kQueryTiles];  // of the tiles whose Q is in `q`, or on its way
 };
-// What its warps hand to each other in it. A tile lies beside its Q: from when that is asked for until the results that
-// take its place have been stored.
+// The rings and barriers in it. A tile's record is valid from when its Q is requested until its results, which take the
+// place of Q, have been stored.
 template <class C>
 struct DenseRings {
   static_assert(C::kBlocks * (sizeof(DenseShared<C>) + kReserved) <= kSharedOfMultiprocessor);
 
   QueryRing<C> q;
   Blocks<C> k, v;
-  std::uint32_t results, stored;  // barriers: a tile's results are in Q's place; all have been stored
+  std::uint32_t results, stored;  // barriers: a tile's results are in Q's place; all results have been stored
 
   __device__ explicit DenseRings(DenseShared<C>& shared)
       : q{shared_address(shared.barriers + 4 * C::kStages), shared_address(shared.q), C::kRowsBytes},
@@ -36,46 +37,46 @@ struct DenseRings {
         stored(results + 8 * C::kQueryTiles) {}
   __device__ std::uint32_t results_of(unsigned t) const { return results + t % C::kQueryTiles * 8; }
 
-  // By one thread, which is the one to load.
-  __device__ void init(const WgmmaParams& params) const {
+  // By the loading thread.
+  __device__ void init(const PrefillParams& params) const {
     prefetch_map(&params.q);
     prefetch_map(&params.k);
     prefetch_map(&params.v);
     prefetch_map(&params.out);
     k.init(1, 4 * C::kGroups);
     v.init(1, 4 * C::kGroups);
-    q.init(1, C::kStoresApart ? 1 : 4 * C::kGroups);
+    q.init(1, C::kStoresByProducer ? 1 : 4 * C::kGroups);
     for (int t = 0; t < C::kQueryTiles; ++t) barrier_init(results_of(t), 4 * C::kGroups);
     barrier_init(stored, 1);
     fence_barrier_init();
   }
 };
 
-// The tiles to come, as a math warpgroup sees them.
+// The tiles of the thread block, as math warpgroups see them.
 template <class C>
 struct DenseTiles {
-  const WgmmaParams& params;
+  const PrefillParams& params;
   const DenseTile<C>* tiles;
   const DenseRings<C>& rings;
 
   __device__ const DenseTile<C>& operator[](unsigned t) const { return tiles[t % C::kQueryTiles]; }
   __device__ bool exists(unsigned t) const { return params.has_tile(t); }
-  // Its results are in Q's place.
+  // The warp's results of tile t are in Q's place.
   __device__ void done(unsigned t) const {
     if (threadIdx.x % 32 == 0) barrier_arrive(rings.results_of(t));
   }
   __device__ void wait_stored() const { barrier_wait(rings.stored, 0); }
-  // The last block's keys that are there, or zeros: all, since TMA leaves zeros past the last one.
+  // Keys of the last block that hold data or zeros: all, since TMA writes zeros past the tensor's end.
   __device__ int last_keys(unsigned) const { return C::kKeys; }
-  __device__ void redo_fallback_rows(unsigned bad_tiles) const {
-    // Dense tiles are found without a list: this one is never read.
-    cuda::redo_fallback_rows<C>(params, *reinterpret_cast<const SequenceList*>(tiles), bad_tiles);
+  __device__ void recompute_fallback_rows(unsigned fallback_tiles) const {
+    // Tiles of equal lengths are found without a list, so that this one is never read.
+    cuda::recompute_fallback_rows<C>(params, *reinterpret_cast<const SequenceList*>(tiles), fallback_tiles);
   }
 };
 
-// Block n of K or V, `block` of a tile of dense sequences, by one thread.
+// The n-th block of K or V that is loaded, `block` of a tile, by one thread.
 template <class C>
-__device__ void load_keys_by_tma(const WgmmaParams& params, const Blocks<C>& ring, const CUtensorMap& map, unsigned n,
+__device__ void load_keys_by_tma(const PrefillParams& params, const Blocks<C>& ring, const CUtensorMap& map, unsigned n,
                                  const DenseTile<C>& tile, int block) {
   ring.wait_empty(n);
   barrier_arrive_expecting(ring.full(n), C::kBlockBytes);
@@ -87,7 +88,7 @@ __device__ void load_keys_by_tma(const WgmmaParams& params, const Blocks<C>& rin
 
 // Loads all tiles of the thread block, by one thread.
 template <class C>
-__device__ void load_dense(const WgmmaParams& params, DenseTile<C>* tiles, const DenseRings<C>& rings) {
+__device__ void load_dense(const PrefillParams& params, DenseTile<C>* tiles, const DenseRings<C>& rings) {
   static_assert(C::kQueryTiles > 1,
                 "or a tile's Q waits for the results of the one whose keys are yet to be asked for");
   const auto begin = [&](unsigned t) {
@@ -99,7 +100,7 @@ __device__ void load_dense(const WgmmaParams& params, DenseTile<C>* tiles, const
   };
   begin(0);
   unsigned n = 0;
-  const DenseTile<C>* of_values = nullptr;  // V comes a block behind K: K's place is free sooner
+  const DenseTile<C>* of_values = nullptr;  // V is loaded a block behind K, whose place is free sooner
   int values = 0;
   for (unsigned t = 0; params.has_tile(t); ++t) {
     const DenseTile<C>& tile = tiles[t % C::kQueryTiles];
@@ -114,9 +115,9 @@ __device__ void load_dense(const WgmmaParams& params, DenseTile<C>* tiles, const
   load_keys_by_tma<C>(params, rings.v, params.v, n - 1, *of_values, values);
 }
 
-// Stores their results, by another thread.
+// Stores the results of all tiles, by another thread.
 template <class C>
-__device__ void store_dense(const WgmmaParams& params, const DenseTile<C>* tiles, const DenseRings<C>& rings) {
+__device__ void store_dense(const PrefillParams& params, const DenseTile<C>* tiles, const DenseRings<C>& rings) {
   for (unsigned t = 0; params.has_tile(t); ++t) {
     barrier_wait(rings.results_of(t), t / C::kQueryTiles % 2);
     for (int group = 0; group < C::kGroups; ++group)

@@ -1,48 +1,47 @@
-// The first warpgroup of attention_wgmma where K and V are codes of a quantised cache, in any layout: its threads read
-// them, 16 bytes at a time, widen them and put them into shared memory, where the products want elements of 16 bits.
+// attention_prefill's loads from a quantized cache, in any layout: the first warpgroup reads codes of K and V, 16 bytes
+// at a time, and widens them to 16-bit elements in shared memory, where wgmma reads them.
 //
-// A block's products take 2048 cycles at least, in which each of these threads has 256 codes. They take four
-// instructions for two codes. As soon as a thread's codes of K have come, those of V are asked for, and so on, so that
-// the memory has as long to answer as it takes to widen either.
+// A block's products take at least 2048 cycles, in which each thread widens 256 codes, at four instructions for two. As
+// soon as a thread's codes of K have arrived it requests those of V, and so on: memory latency is hidden behind
+// widening.
 #pragma once
 
 #include "cuda/hopper/codes.cuh"
-#include "cuda/kernels/wgmma_load.cuh"
+#include "cuda/kernels/prefill_load.cuh"
 
 namespace rapt::cuda {
 
-// The entry or page that a key lies in, and its row there.
-struct BlockRow {
+// The batch entry or page that holds a key, and the row there.
+struct CachedKey {
   std::int64_t block;
   std::uint32_t row;
   bool exists;
 };
-// The same as it was read of a table, to be looked at when it has come.
-struct TableRow {
+// The same before the entry of the page table has arrived.
+struct PageTableEntry {
   std::uint32_t low, high, row;
   bool exists;
 };
 
-// Where the keys of a tile lie, by a warp that has C::kKeys / 4 of a block's, a key to a lane.
+// Locates a tile's keys. A warp has kKeys / 4 keys of each block, a lane one of these.
 template <class C>
 struct CodeKeys {
   static constexpr int kWarpKeys = C::kKeys / 4;
 
-  const WgmmaParams& params;
+  const PrefillParams& params;
   const TileExtent& tile;
-  const int lane = threadIdx.x % 32, first = threadIdx.x / 32 * kWarpKeys;  // the warp's first of a block
-  std::uint32_t origin;  // where the tile's first key lies, before pages and rings
+  const int lane = threadIdx.x % 32, first = threadIdx.x / 32 * kWarpKeys;  // first: the warp's first key of a block
+  std::uint32_t origin;  // row of the tile's first key, before pages and rings
 
-  __device__ CodeKeys(const WgmmaParams& params, const TileExtent& tile) : params(params), tile(tile) {
+  __device__ CodeKeys(const PrefillParams& params, const TileExtent& tile) : params(params), tile(tile) {
     const AttentionParams& p = params.p;
     if (p.ring) origin = static_cast<std::uint32_t>(tile.key % p.page_size);
     else origin = static_cast<std::uint32_t>(tile.key + (p.page_size > 0 ? 0 : Head(p, tile.b, tile.hk).k_first));
   }
 
-  // key_place() of semantics/sequence.hpp in 32 bits, of the lane's key of a block. Where there is none, of one that
-  // some row sees: its codes are finite, unless that row's result is not, and so add nothing to rows that do not see
-  // them.
-  __device__ TableRow find(int block) const {
+  // key_place() of semantics/sequence.hpp in 32 bits, for the lane's key of a block. A key that does not exist is
+  // replaced by one that some row sees: its codes are finite, or that row falls back anyway, so weights of 0 hide it.
+  __device__ PageTableEntry request(int block) const {
     const AttentionParams& p = params.p;
     const int own = block * C::kKeys + first + lane % kWarpKeys;
     const int begin = static_cast<int>(tile.begin - tile.key), end = static_cast<int>(tile.end - tile.key);
@@ -51,27 +50,28 @@ struct CodeKeys {
     const std::uint32_t row = origin + key, b = static_cast<std::uint32_t>(tile.b);
     if (p.page_size == 0) return {b, 0, row, exists};
     const std::uint32_t page = params.page_size.quotient(row), in_page = row - page * params.page_size.by;
-    if (p.ring || begin >= end) return {b, 0, in_page, exists};  // there may be no table
+    if (p.ring || begin >= end) return {b, 0, in_page, exists};  // the table may be empty
     const std::int64_t entry = b * p.pages_stride_b + page * p.pages.stride;
     const int words = p.pages.is_int64 ? 2 : 1;
     const auto* const from = static_cast<const std::uint32_t*>(p.pages.data) + entry * words;
     return {from[0], from[words - 1], in_page, exists};
   }
-  __device__ BlockRow found(const TableRow& at) const {
+  __device__ CachedKey resolve(const PageTableEntry& at) const {
     const AttentionParams& p = params.p;
     if (p.page_size == 0 || p.ring) return {at.low, at.row, at.exists};
     const std::uint64_t whole = std::uint64_t{at.high} << 32 | at.low;
     const auto page = p.pages.is_int64 ? static_cast<std::int64_t>(whole) : static_cast<std::int32_t>(at.low);
     return {clamp_to(page, 0, p.page_count - 1), at.row, at.exists};
   }
-  __device__ std::int64_t index(const Strides& s, const BlockRow& at) const {
+  __device__ std::int64_t index(const Strides& s, const CachedKey& at) const {
     return at.block * s.b + tile.hk * s.h + at.row * s.s;
   }
-  // The scale of the lane's key.
-  __device__ float scale_of(const Quantization& quant, const BlockRow& at) const {
+  // The scale of the lane's key or value.
+  __device__ float scale_of(const Quantization& quant, const CachedKey& at) const {
     return quant.scale && at.exists ? quant.scale[index(quant.scale_stride, at)] : 1.f;
   }
-  // Those of K and V, to a block's place. What is not finite becomes NaN: no key hides behind a score of -inf.
+  // Stores the scales of the lane's key and value. What is not finite becomes NaN, so that no key hides behind a score
+  // of -inf.
   __device__ void store_scales(std::uint32_t to, float of_key, float of_value) const {
     if (lane >= kWarpKeys) return;
     store4(to + 4 * (first + lane), __float_as_uint(fmaf(of_key, 0, of_key)));
@@ -79,37 +79,41 @@ struct CodeKeys {
   }
 };
 
-// Eight lanes read 64 columns of a few keys, which become a panel's rows of shared memory: 16 bytes of different banks
-// at a time. Of rows in whole times 16 bytes.
+// For rows of multiples of 16 bytes. Eight lanes read 64 columns of a few keys and store them as rows of a panel, 16
+// bytes in different banks each.
 template <class C, DType kType>
 struct CodeLoader : CodeKeys<C> {
   using Keys = CodeKeys<C>;
-  using Keys::kWarpKeys, Keys::params, Keys::tile, Keys::lane, Keys::first, Keys::find, Keys::found, Keys::scale_of;
+  using Keys::kWarpKeys, Keys::params, Keys::tile, Keys::lane, Keys::first, Keys::request, Keys::resolve,
+      Keys::scale_of;
   using Coding = Codes<kType>;
   static constexpr int kPanels = C::kSize / 64;
-  static constexpr int kPlaces = Coding::kChunk / 8, kInPanel = 8 / kPlaces;  // of 16 bytes: what 16 become; a row's
-  static constexpr int kKeyStep = 4 * kPlaces;  // keys that a warp reads at once, which lie alike in their panels
+  static constexpr int kPlaces = Coding::kChunk / 8,
+                       kInPanel =
+                           8 / kPlaces;  // 16 codes widen to kPlaces chunks of 16 bytes; 16-byte reads in a panel row
+  static constexpr int kKeyStep = 4 * kPlaces;  // keys that a warp reads at once, with the same swizzle
   static constexpr int kTimes = kPanels * kWarpKeys / kKeyStep;
   static constexpr int kBatches = C::kSize == 256 ? kTimes / kPanels : 1,
-                       kBatch = kTimes / kBatches;  // that registers hold
+                       kBatch = kTimes / kBatches;  // reads that registers hold
   static_assert(C::kSize % 64 == 0 && kWarpKeys % kKeyStep == 0 && kKeyStep % 8 == 0 && kBatch % kPanels == 0);
 
   const Coding coding;
-  const int key = lane / 8 * kPlaces + lane / kInPanel % kPlaces, chunk = lane % kInPanel;  // the lane's first 16 bytes
-  const std::uint32_t own = (first + key) * 128 + (chunk * kPlaces ^ key % 8) * 16;         // where these go to
-  // Of all panels of a key, then of the key kKeyStep further on: those that are here, and those that are on their way.
-  uint4 codes[kBatch], coming[kBatch];
+  const int key = lane / 8 * kPlaces + lane / kInPanel % kPlaces,
+            chunk = lane % kInPanel;  // the lane's first 16 bytes of codes
+  const std::uint32_t own = (first + key) * 128 + (chunk * kPlaces ^ key % 8) * 16;  // their offset in a block
+  // For all panels of a key, then for the key kKeyStep further on: codes that have arrived, and those in flight.
+  uint4 codes[kBatch], incoming[kBatch];
 
-  __device__ CodeLoader(const WgmmaParams& params, const TileExtent& tile)
+  __device__ CodeLoader(const PrefillParams& params, const TileExtent& tile)
       : Keys(params, tile), coding{params.code_offset} {}
 
-  // K's or V's rows of a block, in 16 bytes.
+  // The lane's row of K or V, in units of 16 bytes.
   struct Rows {
     const std::uint8_t* data;
     int bytes;         // of a row
-    std::uint32_t at;  // where the lane's key's begin
+    std::uint32_t at;  // where the row of the lane's key begins
   };
-  __device__ Rows rows(bool values, const BlockRow& at) const {
+  __device__ Rows rows(bool values, const CachedKey& at) const {
     const AttentionParams& p = params.p;
     const int size = static_cast<int>(values ? p.dv : p.d), bytes = kType == DType::i4x2 ? size / 2 : size;
     const Strides& stride = values ? p.v_stride : p.k_stride;
@@ -118,9 +122,9 @@ struct CodeLoader : CodeKeys<C> {
         static_cast<std::uint32_t>(at.block) * units(stride.b) + tile.hk * units(stride.h) + at.row * units(stride.s);
     return {static_cast<const std::uint8_t*>(values ? p.v : p.k), bytes, row};
   }
-  // Asks for a batch of them. Past the end of a row there is its beginning once more: there K meets Q's zeros, and V is
-  // columns of O that are not there.
-  __device__ __forceinline__ void fetch(const Rows& rows, int batch) {
+  // Requests a batch. Past the end of a row it reads the row's beginning again: in K that meets zeros of Q, and in V it
+  // becomes columns of O that do not exist.
+  __device__ __forceinline__ void issue_loads(const Rows& rows, int batch) {
     const std::uint8_t* from[kBatch];
 #pragma unroll
     for (int n = 0; n < kBatch; n += kPanels) {
@@ -132,18 +136,18 @@ struct CodeLoader : CodeKeys<C> {
       }
     }
 #pragma unroll
-    for (int n = 0; n < kBatch; ++n) coming[n] = load16_ahead(from[n]);
+    for (int n = 0; n < kBatch; ++n) incoming[n] = load16_ahead(from[n]);
   }
-  // Waits for all that were asked for. Later ones would be waited for, too: the processor counts loads, of which it
-  // tells a few kinds apart.
-  __device__ __forceinline__ void receive() {
+  // Waits for the batch, before the next is requested: a warp tracks loads by a few counters, and would wait for later
+  // ones, too.
+  __device__ __forceinline__ void wait_loads() {
 #pragma unroll
     for (int n = 0; n < kBatch; ++n) {
-      codes[n] = coming[n];
+      codes[n] = incoming[n];
       pin(codes[n].x), pin(codes[n].y), pin(codes[n].z), pin(codes[n].w);
     }
   }
-  // Widens what has come to a block's place; `to`: the lane's there.
+  // Widens what has arrived into a block; `to`: the lane's address there.
   __device__ __forceinline__ void store(int n, std::uint32_t to) const {
     const std::uint32_t words[4] = {codes[n].x, codes[n].y, codes[n].z, codes[n].w};
 #pragma unroll
@@ -159,13 +163,13 @@ struct CodeLoader : CodeKeys<C> {
     }
   }
 
-  // All blocks of the tile; `n` came before.
+  // Loads all blocks of the tile; n blocks were loaded before.
   __device__ __forceinline__ void load(const Blocks<C>& k, const Blocks<C>& v, std::uint32_t scales, unsigned& n) {
-    BlockRow at = found(find(tile.blocks - 1));
-    TableRow next{};
+    CachedKey at = resolve(request(tile.blocks - 1));
+    PageTableEntry next{};
     float k_scale = scale_of(params.p.k_quant, at), v_scale = scale_of(params.p.v_quant, at);
     Rows from = rows(false, at);
-    fetch(from, 0);
+    issue_loads(from, 0);
 #pragma unroll 1
     for (int block = tile.blocks - 1; block >= 0; --block, ++n) {
 #pragma unroll 1
@@ -173,18 +177,18 @@ struct CodeLoader : CodeKeys<C> {
         const Blocks<C> ring = values ? v : k;
 #pragma unroll 1
         for (int batch = 0; batch < kBatches; ++batch) {
-          receive();
+          wait_loads();
           const bool last = batch == kBatches - 1;
           if (last) {
-            if (values) at = found(next);  // K of the next block comes next
+            if (values) at = resolve(next);  // the next loads are K of the next block
             from = rows(values == 0, at);
           }
-          fetch(from, last ? 0 : batch + 1);
+          issue_loads(from, last ? 0 : batch + 1);
           if (batch == 0) {
             ring.wait_empty(n);
             if (!values) {
               this->store_scales(scales + n % C::kScaleBlocks * C::kScaleBytes, k_scale, v_scale);
-              next = find(max(block - 1, 0));
+              next = request(max(block - 1, 0));
             }
           }
           if (last && values) k_scale = scale_of(params.p.k_quant, at), v_scale = scale_of(params.p.v_quant, at);
@@ -199,16 +203,16 @@ struct CodeLoader : CodeKeys<C> {
   }
 };
 
-// The same of any rows, two codes at a time. Out of line: what is hot needs the registers.
+// The same for any strides and sizes, two codes at a time. Out of line, to leave registers to the loop above.
 template <class C>
-__device__ __noinline__ void load_codes_by_twos(const WgmmaParams& params, const TileExtent& tile, const Blocks<C>& k,
+__device__ __noinline__ void load_codes_by_twos(const PrefillParams& params, const TileExtent& tile, const Blocks<C>& k,
                                                 const Blocks<C>& v, std::uint32_t scales, unsigned n) {
   constexpr int kWarpKeys = C::kKeys / 4;
   const CodeKeys<C> keys(params, tile);
   const AttentionParams& p = params.p;
 #pragma unroll 1
   for (int block = tile.blocks - 1; block >= 0; --block, ++n) {
-    const BlockRow at = keys.found(keys.find(block));
+    const CachedKey at = keys.resolve(keys.request(block));
 #pragma unroll 1
     for (int values = 0; values < 2; ++values) {
       const Blocks<C> ring = values ? v : k;
@@ -237,14 +241,15 @@ __device__ __noinline__ void load_codes_by_twos(const WgmmaParams& params, const
   }
 }
 
-// Tiles in their order.
+// Loads the tiles of the thread block in their order.
 template <class C>
-__device__ void load_codes(const WgmmaParams& params, TileProducer<C> producer, const TileQueue& queue, Tile<C>* tiles,
-                           const QueryRing<C>& q, const Blocks<C>& k, const Blocks<C>& v, std::uint32_t scales) {
-  bool more = producer.push(0);
-  for (unsigned i = 0, n = 0; more; ++i) {
+__device__ void load_codes(const PrefillParams& params, TileProducer<C> producer, const TileQueue& queue,
+                           Tile<C>* tiles, const QueryRing<C>& q, const Blocks<C>& k, const Blocks<C>& v,
+                           std::uint32_t scales) {
+  bool has_tile = producer.push(0);
+  for (unsigned i = 0, n = 0; has_tile; ++i) {
     load_q<C>(params, queue, tiles, q, i);
-    more = producer.push(i + 1);  // a tile early, so that its readers do not wait for it
+    has_tile = producer.push(i + 1);  // a tile ahead, so that its readers do not wait for it
     const TileExtent& tile = tiles[i % kQueueTiles];
     const auto load = [&](auto type) { CodeLoader<C, decltype(type)::value>(params, tile).load(k, v, scales, n); };
     if (!params.kv_vector || tile.begin >= tile.end) {
@@ -252,7 +257,7 @@ __device__ void load_codes(const WgmmaParams& params, TileProducer<C> producer, 
       n += tile.blocks;
       continue;
     }
-    // fp16 has none with scales, and integers have one.
+    // Integer codes have scales, which fp16 may lack the range for.
     if constexpr (!std::is_same_v<typename C::Element, __half>) {
       if (params.p.kv_type == DType::i8) load(std::integral_constant<DType, DType::i8>());
       if (params.p.kv_type == DType::i4x2) load(std::integral_constant<DType, DType::i4x2>());

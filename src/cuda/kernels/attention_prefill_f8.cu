@@ -1,8 +1,11 @@
-// attention_wgmma_f8: which calls it takes, V transposed, and the launches.
+// attention_prefill_f8: attention whose q, k and v are f8e4m3, multiplied as they are on Hopper's tensor cores.
+//
+// The opt-in entry attention_prefill.f8e4m3 calls it. The first kernel transposes V into the workspace (2 b hk sk dv
+// bytes read and written); the second (prefill_f8_kernel.cuh) does 2 b hq sq sk (d + dv) flops, half of that if causal.
 #include <cuda_runtime.h>
 
 #include "cuda/hopper/tma.cuh"
-#include "cuda/kernels/wgmma_f8.cuh"
+#include "cuda/kernels/prefill_f8_kernel.cuh"
 
 namespace rapt::cuda {
 namespace {
@@ -13,20 +16,20 @@ std::int64_t padded_keys(const AttentionParams& p) {
   return ceil_div(p.sk, kBlockKeys) * kBlockKeys;
 }
 
-// V as [b][hk][column][key], a block of keys at a time, zeros behind the last one. Keys of each 16 are in the order of
-// the weights that a lane has in a register: in place 4 t + n is key 2 t + n % 2 + n / 2 * 8.
+// Writes V as [b][hk][column][key], a block of keys at a time, with zeros past the last key. Keys of each 16 are in the
+// order of the weights in a lane's registers: place 4 t + n holds key 2 t + n % 2 + n / 2 * 8.
 template <int kSize>
 __global__ void __launch_bounds__(kTransposeThreads)
-    transpose(const __grid_constant__ AttentionParams p, std::uint8_t* to, std::int64_t row_keys,
-              unsigned head_blocks) {
-  constexpr int kWords = kSize / 4, kSixteens = kBlockKeys / 16;  // of a key; of the block
-  __shared__ uint4 columns[kSize][kSixteens];
-  let_next_start();
+    prefill_f8_transpose_values(const __grid_constant__ AttentionParams p, std::uint8_t* to, std::int64_t row_keys,
+                                unsigned head_blocks) {
+  constexpr int kWords = kSize / 4, kKeyTiles = kBlockKeys / 16;  // words of a key; groups of 16 keys in a block
+  __shared__ uint4 columns[kSize][kKeyTiles];
+  launch_dependent_grids();
   const unsigned head = blockIdx.x / head_blocks;
   const std::int64_t first = std::int64_t{blockIdx.x - head * head_blocks} * kBlockKeys, b = head / p.hk,
                      hk = head - b * p.hk;
   const auto* const from = static_cast<const std::uint8_t*>(p.v) + b * p.v_stride.b + hk * p.v_stride.h;
-  for (int i = static_cast<int>(threadIdx.x); i < kWords * kSixteens; i += kTransposeThreads) {
+  for (int i = static_cast<int>(threadIdx.x); i < kWords * kKeyTiles; i += kTransposeThreads) {
     const int word = i % kWords, sixteen = i / kWords;
     std::uint32_t x[16];
 #pragma unroll
@@ -46,19 +49,19 @@ __global__ void __launch_bounds__(kTransposeThreads)
     }
 #pragma unroll
     for (int n = 0; n < 4; ++n)
-      columns[4 * word + n][sixteen ^ word % kSixteens] = make_uint4(y[n][0], y[n][1], y[n][2], y[n][3]);
+      columns[4 * word + n][sixteen ^ word % kKeyTiles] = make_uint4(y[n][0], y[n][1], y[n][2], y[n][3]);
   }
   __syncthreads();
   std::uint8_t* const rows = to + std::int64_t{head} * kSize * row_keys + first;
-  for (int i = static_cast<int>(threadIdx.x); i < kSize * kSixteens; i += kTransposeThreads) {
-    const int column = i / kSixteens, sixteen = i % kSixteens;
+  for (int i = static_cast<int>(threadIdx.x); i < kSize * kKeyTiles; i += kTransposeThreads) {
+    const int column = i / kKeyTiles, sixteen = i % kKeyTiles;
     *reinterpret_cast<uint4*>(rows + column * row_keys + 16 * sixteen) =
-        columns[column][sixteen ^ column / 4 % kSixteens];
+        columns[column][sixteen ^ column / 4 % kKeyTiles];
   }
 }
 
 template <class C>
-bool make_maps(F8Params& params, const std::byte* transposed) {
+bool make_maps(PrefillF8Params& params, const std::byte* transposed) {
   const AttentionParams& p = params.p;
   constexpr DType kType = DType::f8e4m3;
   const std::int64_t keys = padded_keys(p), heads = p.hk * p.group;
@@ -73,45 +76,47 @@ bool make_maps(F8Params& params, const std::byte* transposed) {
 }
 
 template <int kSize>
-cudaError_t launch(const AttentionParams& p, std::byte* workspace, cudaStream_t stream) {
+std::optional<cudaError_t> launch(const AttentionParams& p, std::byte* workspace, cudaStream_t stream) {
   using C = F8Config<kSize>;
-  F8Params params{.p = p};
-  if (!make_maps<C>(params, workspace)) return attention_wgmma(p, workspace, stream);
-  const std::int64_t tiles = ceil_div(p.sq, C::kRows), all = tiles * p.b * p.hk * p.group;
-  params.tiles = static_cast<int>(tiles), params.all_tiles = static_cast<int>(all);
+  PrefillF8Params params{.p = p};
+  if (!make_maps<C>(params, workspace)) return std::nullopt;
+  const std::int64_t tiles = ceil_div(p.sq, C::kRows), all_tiles = tiles * p.b * p.hk * p.group;
+  params.tiles = static_cast<int>(tiles), params.all_tiles = static_cast<int>(all_tiles);
   const Sequence sequence{0, 0, p.sq, p.sk, 0};
   constexpr std::int64_t kFar = 1 << 30;
-  const std::int64_t limit = std::min(p.sk + p.sq, kFar);  // past all keys from any row
+  const std::int64_t limit = std::min(p.sk + p.sq, kFar);  // further than all keys from any row
   params.window = static_cast<int>(
       p.score.right == kOpen ? limit : clamp_to(row_offset(p.score, sequence) + p.score.right + 1, -limit, limit));
-  // Long causal tiles first, or the last ones to begin would be the last to end; and heads whose keys fit L2 together.
+  // Causal: the longest tiles of all heads first, or the last tiles to begin would be the last to end. Also if the keys
+  // of all heads fit in L2.
   params.heads_first = params.window < p.sk || p.b * p.hk * p.sk * p.d < 18'000'000;
   const Strides& s = p.out_stride;
   params.pairs = p.out_type == DType::bf16 && s.d == 1 && reinterpret_cast<std::uintptr_t>(p.out) % 4 == 0 &&
                  (s.b | s.h | s.s) % 2 == 0;
   const auto head_blocks = static_cast<unsigned>(padded_keys(p) / kBlockKeys);
-  const cudaError_t status =
-      launch_kernel(false, transpose<kSize>, static_cast<unsigned>(p.b * p.hk) * head_blocks, kTransposeThreads, 0,
-                    stream, p, reinterpret_cast<std::uint8_t*>(workspace), padded_keys(p), head_blocks);
+  const cudaError_t status = launch_kernel(
+      false, prefill_f8_transpose_values<kSize>, static_cast<unsigned>(p.b * p.hk) * head_blocks, kTransposeThreads, 0,
+      stream, p, reinterpret_cast<std::uint8_t*>(workspace), padded_keys(p), head_blocks);
   if (status != cudaSuccess) return status;
-  const auto at_once = static_cast<unsigned>(std::min<std::int64_t>(multiprocessors(), all));
-  return launch_kernel(true, wgmma_f8<C>, at_once, C::kThreads, C::kSharedBytes, stream, params);
+  const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(multiprocessors(), all_tiles));
+  return launch_kernel(true, attention_prefill_f8<C>, blocks, C::kThreads, C::kSharedBytes, stream, params);
 }
 
-// Whether vectors reach all rows, and a head's queries have one scale.
-bool takes(const AttentionParams& p) {
+// Whether rows of q, k and v are aligned to 16 bytes, and a head's queries have one scale.
+bool can_load(const AttentionParams& p) {
   return p.sk > 0 && is_vector(p.q, p.q_stride, 1) && is_vector(p.k, p.k_stride, 1) && is_vector(p.v, p.v_stride, 1) &&
          (!p.q_scale || p.q_scale_stride.s == 0);
 }
 
 }  // namespace
 
-std::size_t wgmma_f8_workspace(const AttentionParams& p) {
+std::size_t prefill_f8_workspace(const AttentionParams& p) {
   return static_cast<std::size_t>(p.b * p.hk * p.dv * padded_keys(p));
 }
 
-cudaError_t attention_wgmma_f8(const AttentionParams& p, std::byte* workspace, cudaStream_t stream) {
-  if (!takes(p)) return attention_wgmma(p, workspace, stream);
+std::optional<cudaError_t> launch_attention_prefill_f8(const AttentionParams& p, std::byte* workspace,
+                                                       cudaStream_t stream) {
+  if (!can_load(p)) return std::nullopt;
   return p.d == 64 ? launch<64>(p, workspace, stream) : launch<128>(p, workspace, stream);
 }
 

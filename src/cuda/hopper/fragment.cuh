@@ -1,57 +1,58 @@
-// Rows in a warpgroup's registers, as wgmma leaves them. Of the 64, warp w has rows 16 w and on, and lane i of it rows
-// i / 4 and i / 4 + 8: element 4 j + 2 h + b of a product is in the h-th of them and column 8 j + 2 (i % 4) + b.
+// Accumulator fragments of wgmma: reductions over a row, masking, and stores. Warp w of a warpgroup has rows 16 w to 16
+// w + 15 of the 64, and lane i of it rows i / 4 and i / 4 + 8: element 4 j + 2 h + b of a product belongs to the h-th
+// of these rows and column 8 j + 2 (i % 4) + b.
 #pragma once
 
 #include "cuda/hopper/tiles.cuh"
 
 namespace rapt::cuda {
 
-// Over the four lanes that share rows.
+// Reduces over the four lanes that share a row.
 template <class Combine>
 __device__ float over_row(float x, Combine combine) {
   x = combine(x, __shfl_xor_sync(~0u, x, 1));
   return combine(x, __shfl_xor_sync(~0u, x, 2));
 }
 
-// Of the h-th row's numbers in a lane, among the first kCount.
+// The largest of a lane's first kCount numbers that belong to its h-th row.
 template <int kCount, int kAll>
 __device__ float max_of_row(const float (&s)[kAll], int h) {
-  float top[4];  // four at a time, or each waits for the one before
+  float max[4];  // four chains, or each instruction waits for the one before
 #pragma unroll
   for (int i = 0; i < kCount / 4; ++i) {
     const float pair = fmaxf(s[4 * i + 2 * h], s[4 * i + 2 * h + 1]);
-    top[i % 4] = i < 4 ? pair : fmaxf(top[i % 4], pair);
+    max[i % 4] = i < 4 ? pair : fmaxf(max[i % 4], pair);
   }
-  return fmaxf(fmaxf(top[0], top[1]), fmaxf(top[2], top[3]));
+  return fmaxf(fmaxf(max[0], max[1]), fmaxf(max[2], max[3]));
 }
 
-// The warp's rows for which `is` holds, of the lane's two: bit i for row i of its 16.
+// Bit i: `is` holds for row i of the warp's 16. Each lane gives it for its two rows.
 __device__ inline unsigned rows_of_warp(const bool (&is)[2]) {
   const int lane = threadIdx.x % 32;
-  // Four lanes have a row between them; lane i collects those of row i.
+  // Four lanes share a row; lane i collects the bits of row i.
   const unsigned low = __ballot_sync(~0u, is[0]), high = __ballot_sync(~0u, is[1]);
   return __ballot_sync(~0u, lane < 16 && ((lane < 8 ? low : high) >> lane % 8 * 4 & 15) != 0);
 }
 
-// Two neighbouring columns of a row to `to`, of which `left` are there.
+// Stores two neighbouring columns of a row, of which `left` exist.
 template <class T>
 __device__ void store_pair(T* to, std::int64_t stride, int left, T low, T high) {
   if (left > 0) to[0] = low;
   if (left > 1) to[stride] = high;
 }
 
-// The lane's share of the warp's rows of the output.
+// Stores the lane's share of the warp's rows of the output.
 template <class C, int kOut>
-__device__ void store_rows(const Grid& grid, const Tile<C>& tile, int warp_row, const float (&o)[kOut]) {
+__device__ void store_rows(const TileGrid& grid, const Tile<C>& tile, int warp_row, const float (&o)[kOut]) {
   constexpr int kSize = 2 * kOut;
   const AttentionParams& p = grid.p;
   int lane = threadIdx.x % 32;
-  asm volatile("" : "+r"(lane));  // or addresses are worked out long before, and wait in spilled registers
+  asm volatile("" : "+r"(lane));  // or the compiler computes addresses early, and spills them
   const bool odd = lane % 2, whole = grid.out_vector && p.dv == kSize;
   const std::int64_t step = p.out_stride.d;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const std::int64_t row = tile.of_row[warp_row + lane / 4 + 8 * h].out, out = row + lane % 4 * 2 * step;
+    const std::int64_t row = tile.row_info[warp_row + lane / 4 + 8 * h].out, out = row + lane % 4 * 2 * step;
     const int left = row < 0 ? 0 : static_cast<int>(p.dv) - lane % 4 * 2;
     const auto low = [&](int j) { return o[j / 2 + 2 * h]; };
     const auto high = [&](int j) { return o[j / 2 + 2 * h + 1]; };
@@ -71,7 +72,8 @@ __device__ void store_rows(const Grid& grid, const Tile<C>& tile, int warp_row, 
     } else {
       auto* const to = static_cast<std::uint16_t*>(p.out) + out;
       if (whole) {
-        // Neighbours trade, for four columns in a row each: even lanes those from j on, odd ones from j + 8.
+        // Neighbouring lanes exchange pairs, so that each stores four columns: even lanes from column j on, odd lanes
+        // from j + 8.
 #pragma unroll
         for (int j = 0; j < kSize; j += 16) {
           const std::uint32_t here = word(j), there = word(j + 8);
@@ -89,8 +91,8 @@ __device__ void store_rows(const Grid& grid, const Tile<C>& tile, int warp_row, 
   }
 }
 
-// The same rows, in C::Element, to where the warp's rows of the tile's Q were, which nobody reads any more: in panels
-// of columns from `first_row` on, for TMA to store.
+// Stores the warp's rows, in C::Element, to the place of its rows of Q in shared memory, which nobody reads any more:
+// in panels of columns, for TMA to store.
 template <class C, int kOut>
 __device__ __forceinline__ void store_rows_to_shared(std::uint32_t first_row, const float (&o)[kOut]) {
   using T = typename C::Element;
@@ -110,10 +112,10 @@ __device__ __forceinline__ void store_rows_to_shared(std::uint32_t first_row, co
   __syncwarp();
 }
 
-// finish(j, four) of all scores, where `four` are a lane's of columns [j, j + 8). Registers have no index: each time
-// the first four are done, and all move up.
-template <int kScores, class Finish>
-__device__ __forceinline__ void for_each_four(float (&s)[kScores], Finish finish) {
+// Calls finish(j, four) for all scores, where `four` are a lane's scores of columns [j, j + 8). Registers cannot be
+// indexed: each pass handles the first four and shifts the others down, so that the code of `finish` exists once.
+template <int kScores, class FinalizedRow>
+__device__ __forceinline__ void for_each_four(float (&s)[kScores], FinalizedRow finish) {
 #pragma unroll 1
   for (int j = 0; j < 2 * kScores; j += 8) {
     float four[4] = {s[0], s[1], s[2], s[3]};
@@ -123,42 +125,43 @@ __device__ __forceinline__ void for_each_four(float (&s)[kScores], Finish finish
   }
 }
 
-// The warp's first row in its tile, of which 128 threads have 64.
+// The warp's first row in its tile: each warpgroup of 128 threads has 64 rows.
 template <class C>
 __device__ int first_row_of_warp() {
   return static_cast<int>(threadIdx.x / 32 * 16) - C::kLoadThreads / 2;
 }
 
-// What a lane has of its two rows while its warpgroup goes through their keys.
+// Online softmax: a lane's share of O and of the statistics of its two rows, while its warpgroup goes through their key
+// blocks.
 template <class C>
-struct RowState {
+struct SoftmaxState {
   static constexpr int kScores = C::kKeys / 2, kOut = C::kColumns / 2;
 
   const int lane, warp_row, column;  // warp_row: first row of the warp; column: the lane's first of each eight
   float o[kOut];
-  float m[2], l[2], rescale[2];  // shift and sum of weights, the latter of the lane's columns; what the shift's last
-                                 // move makes of O and l
+  float row_max[2], row_sum[2], rescale[2];  // the shift; the sum of weights over the lane's columns; the factor of the
+                                             // shift's last move on O and row_sum
 
-  __device__ RowState() : lane(threadIdx.x % 32), warp_row(first_row_of_warp<C>()), column(lane % 4 * 2) {}
+  __device__ SoftmaxState() : lane(threadIdx.x % 32), warp_row(first_row_of_warp<C>()), column(lane % 4 * 2) {}
   __device__ int row(int h) const { return warp_row + lane / 4 + 8 * h; }
 
-  // Of a tile, before its first block: a row's sink counts like a key.
-  __device__ void begin(const Grid& grid, const TileOf<C>& tile) {
+  // Before a tile's first block: the sink counts like a key's score.
+  __device__ void begin(const TileGrid& grid, const TileOf<C>& tile) {
 #pragma unroll
     for (int i = 0; i < kOut; ++i) o[i] = 0;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      m[h] = tile.sink(grid, row(h));
-      l[h] = lane % 4 == 0 && m[h] != -kInfinity ? C::kOne : 0.f;
+      row_max[h] = tile.sink(grid, row(h));
+      row_sum[h] = lane % 4 == 0 && row_max[h] != -kInfinity ? C::kOne : 0.f;
     }
   }
-  // Moves row h's shift to `top`, mostly the largest score of a block, if that is larger by more than kSlack; returns
-  // what scores are to be added to before 2^x.
-  __device__ float move_shift(int h, float top) {
-    const float before = m[h];
-    if (top > (C::kSlack == 0 ? before : before + C::kSlack)) m[h] = top;
-    rescale[h] = exp2_approx(before - shift_of(m[h]));
-    return C::kShift - shift_of(m[h]);
+  // Moves row h's shift to `max`, usually the largest score of a block, if that exceeds the shift by more than
+  // kRescaleThreshold. Returns the addend of scores before 2^x.
+  __device__ float update_shift(int h, float max) {
+    const float before = row_max[h];
+    if (max > (C::kRescaleThreshold == 0 ? before : before + C::kRescaleThreshold)) row_max[h] = max;
+    rescale[h] = exp2_approx(before - shift_of(row_max[h]));
+    return C::kShift - shift_of(row_max[h]);
   }
 };
 
