@@ -19,11 +19,8 @@ from torch.autograd import forward_ad
 from rapt import _core
 from rapt._info import Entry
 
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-_MAX_HEAD_SIZE = 8192
-_MAX_CUDA_VALUE_SIZE = 576  # attention_simt's; past it is the entry with the S x S matrix
-_MAX_TENSOR_CORE_SIZE = 256  # attention_prefill's, of 16-bit types
-_MAX_LATENT_SIZE, _MAX_LATENT_VALUE_SIZE = 576, 512  # attention_latent's, of these types, too
+_DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
+_MAX_HEAD_SIZE = 8192  # docs/contract.md
 _MAX_SCALE = torch.finfo(torch.float32).max
 _NUMBERS: Any = (float, int, np.floating, np.integer)
 
@@ -143,7 +140,7 @@ def preference(q: Tensor, v: Tensor) -> str:
     """Why a call that rapt could do is left to PyTorch, "" if it is not."""
     if not torch._C._get_flash_sdp_enabled():
         return "torch.nn.attention.sdpa_kernel without FLASH_ATTENTION"
-    return _cuda_preference_of(q.dtype, q.shape[-1], v.shape[-1]) if q.is_cuda else ""
+    return _cuda_preference(q.dtype, q.shape[-1], v.shape[-1]) if q.is_cuda else ""
 
 
 def dropout_refusal(q: Tensor, dropout_p: float) -> str:
@@ -152,23 +149,9 @@ def dropout_refusal(q: Tensor, dropout_p: float) -> str:
     return "" if 0 <= dropout_p <= 1 else "dropout_p that is no probability"
 
 
-def _cuda_preference_of(dtype: torch.dtype, d: int, dv: int) -> str:
-    if dv > _MAX_CUDA_VALUE_SIZE:
-        return f"values of more than {_MAX_CUDA_VALUE_SIZE} columns on a GPU"
-    if dtype is torch.float32:
-        return ""
-    if max(d, dv) <= _MAX_TENSOR_CORE_SIZE:
-        return _cuda_preference(dtype, "attention", "")
-    if d <= _MAX_LATENT_SIZE and dv <= _MAX_LATENT_VALUE_SIZE:
-        return _cuda_preference(dtype, "attention_latent", f"heads of more than {_MAX_TENSOR_CORE_SIZE} columns")
-    return _cuda_preference(
-        dtype, None, f"heads of more than {_MAX_LATENT_SIZE} columns or values of more than {_MAX_LATENT_VALUE_SIZE}"
-    )
-
-
 def cuda_takes(dtype: torch.dtype, d: int, dv: int) -> bool:
     """Whether the extension may run such a call on a GPU. It asks once: RAPT_KERNEL is not read again."""
-    return not (_cuda_refusal() or _cuda_preference_of(dtype, d, dv))
+    return not (_cuda_refusal() or _cuda_preference(dtype, d, dv))
 
 
 @cache
@@ -186,14 +169,25 @@ def _cuda_refusal() -> str:
     return ""
 
 
-def _cuda_preference(dtype: torch.dtype, kernel: str | None, heads: str) -> str:
-    own = "bf16" if dtype is torch.bfloat16 else "f16"
-    chosen = [entry for entry in _cuda_entries() if not entry["unusable"] and not entry["opt_in"]]
-    takes = kernel is not None and any(e["arithmetic"] == own and e["name"].startswith(kernel) for e in chosen)
-    if os.environ.get("RAPT_KERNEL") or takes:
+def _cuda_preference(dtype: torch.dtype, d: int, dv: int) -> str:
+    """Why PyTorch is faster for calls with these head sizes, "" if it is not."""
+    own = _DTYPES[dtype]
+    attention = [e for e in _cuda_entries() if e["operation"] == "attention" and own in e["dtypes"]]
+    chosen = [e for e in attention if not e["unusable"] and not e["opt_in"]]
+    largest = max((e["max_value_head_size"] for e in chosen if e["phase"] != "naive"), default=0)
+    if dv > largest:
+        return f"values of more than {largest} columns on a GPU"
+    if own == "f32" or os.environ.get("RAPT_KERNEL"):
         return ""
-    and_heads = f" and {heads}" if heads else ""
-    return f"tensors of {dtype}{and_heads} on a GPU, for which dispatch has no tensor-core kernel"
+    tensor_cores = [e for e in chosen if e["arithmetic"] == own]
+    takes = any(
+        e["min_head_size"] <= min(d, dv) and max(d, dv) <= e["max_head_size"] and dv <= e["max_value_head_size"]
+        for e in tensor_cores
+    )
+    if takes:
+        return ""
+    sizes = f" and heads of {d} and {dv} columns" if tensor_cores else ""
+    return f"tensors of {dtype}{sizes} on a GPU, for which dispatch has no tensor-core kernel"
 
 
 _cuda_refusal._dynamo_marked_constant = True  # type: ignore[attr-defined]

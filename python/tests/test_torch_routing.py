@@ -25,26 +25,29 @@ class Model(torch.nn.Module):
 
 
 def cuda_entries(*entries):
-    made = [
-        {"name": name, "backend": "cuda", "arithmetic": arithmetic, "unusable": unusable, "opt_in": opt_in}
-        for name, arithmetic, unusable, opt_in in entries
-    ]
-    return mock.patch.object(rapt._refusals, "_cuda_entries", return_value=made)
+    return mock.patch.object(rapt._refusals, "_cuda_entries", return_value=list(entries))
 
 
-SIMT, PREFILL = ("attention_simt.f32.cuda", "f32", "", ""), ("attention_prefill.bf16.cuda", "bf16", "", "")
-LATENT = ("attention_latent.bf16.cuda", "bf16", "", "")
+def entry(arithmetic, dtypes, largest, largest_value, phase="prefill", operation="attention"):
+    heads = {"min_head_size": 1, "max_head_size": largest, "max_value_head_size": largest_value}
+    return {"operation": operation, "phase": phase, "arithmetic": arithmetic, "dtypes": dtypes, "unusable": "", "opt_in": ""} | heads
+
+
+ALL = ["f32", "bf16", "f16", "i8"]
+SIMT, PREFILL = entry("f32", ALL, 8192, 576), entry("bf16", ["bf16", "i8"], 256, 256)
+LATENT, NAIVE = entry("bf16", ["bf16"], 576, 512, "all"), entry("f32", ALL, 8192, 8192, "naive")
+MERGE = entry("bf16", ["bf16"], 8192, 8192, "all", "merge_states")
 GPU_CASES = [
     ([], torch.float32, 16, "rapt was built without CUDA"),
-    ([("attention_simt.f32.cuda", "f32", "no CUDA device", "")], torch.float32, 16, "rapt cannot run: no CUDA device"),
+    ([SIMT | {"unusable": "no CUDA device"}], torch.float32, 16, "rapt cannot run: no CUDA device"),
     ([SIMT], torch.float32, 16, ""),
-    ([SIMT], torch.float32, 600, "more than 576 columns"),
+    ([SIMT, NAIVE, MERGE], torch.float32, 600, "more than 576 columns"),
     ([SIMT], torch.bfloat16, 16, "torch.bfloat16 on a GPU, for which dispatch has no tensor-core kernel"),
-    ([(*PREFILL[:3], "only if forced"), SIMT], torch.bfloat16, 16, "no tensor-core kernel"),
+    ([PREFILL | {"opt_in": "only if forced"}, SIMT], torch.bfloat16, 16, "no tensor-core kernel"),
     ([PREFILL, SIMT], torch.bfloat16, 16, ""),
-    ([PREFILL, SIMT], torch.bfloat16, 264, "no tensor-core kernel"),
+    ([PREFILL, SIMT, MERGE], torch.bfloat16, 264, "no tensor-core kernel"),
     ([PREFILL, LATENT, SIMT], torch.bfloat16, 264, ""),
-    ([PREFILL, LATENT, SIMT], torch.bfloat16, 520, "values of more than 512"),
+    ([PREFILL, LATENT, SIMT, NAIVE], torch.bfloat16, 520, "heads of 520 and 520 columns on a GPU, for which .* no tensor-core"),
     ([PREFILL, LATENT, SIMT], torch.float16, 264, "no tensor-core kernel"),
     ([PREFILL, SIMT], torch.float16, 16, "no tensor-core kernel"),
 ]

@@ -15,8 +15,8 @@ CpuEntry::CpuEntry(const KernelFacts& kernel_facts, const BuiltIsa& built) : bui
   if (const char* why = facts.opt_in ? facts.opt_in : built.opt_in) opt_in = std::string("only if forced: ") + why;
 }
 
-std::string_view CpuEntry::refuse_isa(const Context::Impl& context) const {
-  if (context.options.isa && built_.isa > *context.options.isa) return "above the context's ISA cap";
+std::string_view refuse_isa(const BuiltIsa& built, const Context::Impl& context) {
+  if (context.options.isa && built.isa > *context.options.isa) return "above the context's ISA cap";
   return {};
 }
 

@@ -12,13 +12,15 @@
 
 namespace rapt::cpu {
 
+// Why the context's cap leaves the ISA out; empty if it does not.
+std::string_view refuse_isa(const BuiltIsa& built, const Context::Impl& context);
+
 class CpuEntry : public Entry {
  public:
   CpuEntry(const KernelFacts& kernel_facts, const BuiltIsa& built);
 
  protected:
-  // Why the context's cap leaves the ISA out; empty if it does not.
-  std::string_view refuse_isa(const Context::Impl& context) const;
+  std::string_view refuse_isa(const Context::Impl& context) const { return cpu::refuse_isa(built_, context); }
 
   const BuiltIsa& built_;
 };

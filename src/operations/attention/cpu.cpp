@@ -1,13 +1,13 @@
-// Attention on the CPU: which kernels a call runs on, and the workers that share its items.
+// Attention on the CPU: the workers of a call, and the entries.
 #include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <limits>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "cpu/entry.hpp"
-#include "operations/attention/check.hpp"
 #include "operations/attention/cpu_work_list.hpp"
 
 namespace rapt::cpu {
@@ -127,42 +127,23 @@ struct AttentionWorkers {
 
 class AttentionEntry final : public CpuEntry {
  public:
-  // `all` are the operation's entries in order, including this one.
-  AttentionEntry(const AttentionKernel& kernel, const BuiltIsa& built, const std::vector<const AttentionEntry*>& all)
-      : CpuEntry(kernel.facts, built), kernel_(kernel), all_(all) {
-    tuning = default_tuning(kernel);
+  // `all` are those of the operation in the order that dispatch tries them; `own` is one of them.
+  AttentionEntry(const AttentionCandidate& own, AttentionCandidates all)
+      : CpuEntry(own.kernel->facts, *own.built), own_(own), all_(all) {
+    tuning = default_tuning(*own.kernel);
   }
 
   std::string_view refuse(const Problem& problem, const Context::Impl& context) const override {
-    const auto& p = std::get<AttentionProblem>(problem);
-    if (const std::string_view reason = refuse_context(context); !reason.empty()) return reason;
-    const std::int64_t rows = rows_of_head(p);
-    if (facts.phase == Phase::decode && !context.forces_one(Operation::attention)) {
-      if (rows > kDecodeRows) return "for few query rows (tokens x group) only";
-      if (!is_faster_than_prefill(p, rows, context))
-        return "for fewer query rows (tokens x group): others are faster here";
-    }
-    if (is_chosen(context) && !is_worthwhile(kernel_, rows, p.sk, p.d, p.dv))
-      return "for longer sequences: others are faster here";
-    if (!takes_queries(facts, p)) return "takes no f8e4m3 queries";
-    if (!takes_cache(kernel_, p))
-      return "for quantised caches without zeros, whose groups are whole rows or multiples of 32 columns, "
-             "as a bf16 tail is";
-    constexpr double kMaxScores = 0x1p40;
-    if (facts.phase == Phase::naive &&
-        static_cast<double>(p.sq) * static_cast<double>(p.hq) * static_cast<double>(p.sk) > kMaxScores)
-      return "its S x S matrix would not fit any memory";
-    return {};
+    return cpu::refuse(own_, std::get<AttentionProblem>(problem), all_, context);
   }
-
   std::unique_ptr<EntryPlan> plan(const Problem& problem, const Context::Impl& context) const override {
     const auto& p = std::get<AttentionProblem>(problem);
-    return std::make_unique<AttentionPlan>(
-        plan_attention(p, kernels_for(p, context), tuning_in(context), context.concurrency(), machine().l2_bytes));
+    return std::make_unique<AttentionPlan>(plan_attention(p, choose(own_, p, all_, context), tuning_in(context),
+                                                          context.concurrency(), machine().l2_bytes));
   }
   std::size_t max_workspace_bytes(const Problem& largest, const Context::Impl& context) const override {
     const auto& p = std::get<AttentionProblem>(largest);
-    return cpu::max_workspace_bytes(p, kernels_for(p, context), tuning_in(context), context.concurrency(),
+    return cpu::max_workspace_bytes(p, choose(own_, p, all_, context), tuning_in(context), context.concurrency(),
                                     machine().l2_bytes);
   }
 
@@ -196,81 +177,23 @@ class AttentionEntry final : public CpuEntry {
     return ranges > 0 && ranges < plan.threads &&
            plan.partial_bytes >= static_cast<std::size_t>(ranges) * kMinBytesToCombineTogether;
   }
-  // Whether dispatch may choose the kernel: neither a kernel nor an ISA is forced.
-  static bool is_chosen(const Context::Impl& context) {
-    return !context.forces_one(Operation::attention) && !context.isa_forced;
-  }
-  std::string_view refuse_context(const Context::Impl& context) const {
-    if (context.isa_forced && built_.isa != *context.options.isa) return "RAPT_ISA asks for another ISA";
-    return refuse_isa(context);
-  }
-  // f8e4m3 queries are widened to fp32, which not every kernel takes.
-  static bool takes_queries(const KernelFacts& facts, const AttentionProblem& p) {
-    return p.q_dtype != DType::f8e4m3 || (only(DType::f32) & facts.dtypes) != 0;
-  }
-  // Whether the kernel takes these groups, zeros and tails of quantised keys and values.
-  static bool takes_cache(const AttentionKernel& kernel, const AttentionProblem& p) {
-    const std::int64_t multiple = kernel.group_multiple;
-    if (multiple == 0) return true;
-    const auto takes = [&](std::int64_t groups, std::int64_t n) { return groups <= 1 || n / groups % multiple == 0; };
-    const bool takes_tail = p.k_tail == 0 || (only(p.k_tail_dtype) & kernel.facts.dtypes && p.k_tail % multiple == 0 &&
-                                              p.d % multiple == 0);
-    return !p.zeros && takes_tail && takes(p.k_groups, p.d - p.k_tail) && takes(p.v_groups, p.dv);
-  }
-  // Whether the entry takes the types on this machine and in this context, whatever the sizes.
-  bool is_usable(const AttentionProblem& p, const Context::Impl& context) const {
-    return unusable.empty() && refuse_context(context).empty() &&
-           ((only(p.q_dtype) | only(p.kv_dtype)) & ~facts.dtypes) == 0 && (p.k_tail == 0 || facts.key_tail) &&
-           takes_queries(facts, p) && takes_cache(kernel_, p);
-  }
 
-  // Whether this entry is faster than the first prefill entry that dispatch would take instead. Where sequences have
-  // lengths, it must be faster over few keys too; otherwise the other entry takes the call, and kernels_for() gives
-  // each sequence the faster kernel.
-  bool is_faster_than_prefill(const AttentionProblem& p, std::int64_t rows, const Context::Impl& context) const {
-    const auto is_faster_over = [&](std::int64_t keys) {
-      for (const AttentionEntry* other : all_)
-        if (other->facts.phase == Phase::prefill && other->opt_in.empty() && other->is_usable(p, context) &&
-            (!is_chosen(context) || is_worthwhile(other->kernel_, rows, keys, p.d, p.dv)))
-          return decode_is_faster(other->kernel_, p.kv_dtype, rows, keys, p.d, p.dv);
-      return true;
-    };
-    return is_faster_over(p.sk) && (!has_lengths(p) || is_faster_over(1));
-  }
-
-  AttentionChoice kernels_for(const AttentionProblem& p, const Context::Impl& context) const {
-    AttentionChoice kernels{&kernel_, nullptr, nullptr};
-    const bool alike = !has_lengths(p);
-    if (alike || context.forces_one(Operation::attention) || facts.phase == Phase::decode) return kernels;
-    const bool has_limits = is_chosen(context) && kernel_.min_key_elements > 0;
-    for (const AttentionEntry* other : all_) {
-      if (!other->is_usable(p, context)) continue;
-      const AttentionKernel& kernel = other->kernel_;
-      if (kernel.facts.phase == Phase::decode) {
-        if (!kernels.decode && (p.ragged_q >= 0 || rows_of_head(p) <= kDecodeRows)) kernels.decode = &kernel;
-      } else if (has_limits && !kernels.smaller && other->opt_in.empty() && kernel.min_key_elements == 0) {
-        kernels.smaller = &kernel;
-      }
-    }
-    return kernels;
-  }
-
-  const AttentionKernel& kernel_;
-  const std::vector<const AttentionEntry*>& all_;
+  const AttentionCandidate& own_;
+  const AttentionCandidates all_;
 };
 
 }  // namespace
 
 void add_attention(const CpuMachine& machine, Entries& entries) {
-  static std::vector<const AttentionEntry*> all;
-  for (const Phase phase : {Phase::decode, Phase::prefill, Phase::naive})
-    for (const BuiltIsa& built : machine.isas)
-      for (const AttentionKernel* const* kernel = built.kernels->attention.in_order; *kernel; ++kernel)
-        if ((*kernel)->facts.phase == phase) {
-          auto entry = std::make_unique<AttentionEntry>(**kernel, built, all);
-          all.push_back(entry.get());
-          entries.push_back(std::move(entry));
-        }
+  static const std::vector<AttentionCandidate> all = [&] {
+    std::vector<AttentionCandidate> candidates;
+    for (const Phase phase : {Phase::decode, Phase::prefill, Phase::naive})
+      for (const BuiltIsa& built : machine.isas)
+        for (const AttentionKernel* const* kernel = built.kernels->attention.in_order; *kernel; ++kernel)
+          if ((*kernel)->facts.phase == phase) candidates.push_back({*kernel, &built});
+    return candidates;
+  }();
+  for (const AttentionCandidate& own : all) entries.push_back(std::make_unique<AttentionEntry>(own, all));
 }
 
 }  // namespace rapt::cpu

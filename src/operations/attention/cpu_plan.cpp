@@ -20,9 +20,6 @@ constexpr std::int64_t kMaxSplitItems = 32, kRowsOfSplitItem = 128;
 constexpr std::int64_t kMinItems = 2;
 // Work items whose keys are packed already are half as large, since more of them cost little.
 constexpr int kFinerIfKept = 2;
-// Where rows fill a kernel's vectors, that kernel is 1.0x to 1.7x faster than attention_decode, on AVX2 and AVX-512,
-// up to this many elements of keys and values per row (docs/internals/decode.md).
-constexpr std::int64_t kFewKeyElements = 1024;
 // The overhead of a work item besides arithmetic and reading: 0.4 us on Zen 2 and 0.6 on a Xeon. And the microseconds
 // of work that are worth a worker (docs/internals/cpu_kernels.md); other operations ask for more.
 constexpr double kItemUs = 0.6;
@@ -79,21 +76,24 @@ std::int64_t max_partials(const AttentionProblem& p, std::int64_t rows) {
 // Sizes everything but what depends on the number of workers. `partials` are those of a kv head of one batch element.
 void size_workspace(AttentionPlan& plan, const AttentionProblem& problem, std::int64_t partials) {
   const AttentionProblem p = in_sequences(problem);
-  const AttentionChoice& k = plan.kernels;
+  const AttentionChoice& choice = plan.choice;
   const std::int64_t rows = rows_of_head(p);
-  const auto needs = [&](const AttentionKernel* kernel, std::int64_t rows_per_item) {
+  const auto needs = [&](const AttentionCandidate* candidate, std::int64_t rows_per_item) {
     const std::int64_t of_item = std::min(rows_per_item, std::max<std::int64_t>(rows, 1));
-    if (kernel)
-      plan.scratch_bytes =
-          std::max(plan.scratch_bytes,
-                   kernel->scratch_bytes({p.sk, p.d, p.dv, of_item, p.k_groups + (p.k_groups > 0 && p.k_tail > 0)}));
+    if (candidate)
+      plan.scratch_bytes = std::max(
+          plan.scratch_bytes,
+          candidate->kernel->scratch_bytes({p.sk, p.d, p.dv, of_item, p.k_groups + (p.k_groups > 0 && p.k_tail > 0)}));
   };
-  if (k.smaller)
-    plan.smaller_rows_per_item =
-        std::min<std::int64_t>(round_up(plan.rows_per_item, k.smaller->facts.block_q), k.smaller->max_rows);
-  needs(k.kernel, plan.rows_per_item), needs(k.smaller, plan.smaller_rows_per_item), needs(k.decode, kDecodeRows);
+  if (choice.short_keys) {
+    const AttentionKernel& kernel = *choice.short_keys->kernel;
+    plan.short_rows_per_item =
+        std::min<std::int64_t>(round_up(plan.rows_per_item, kernel.facts.block_q), kernel.max_rows);
+  }
+  needs(choice.own, plan.rows_per_item), needs(choice.short_keys, plan.short_rows_per_item);
+  needs(choice.few_rows, kDecodeRows);
   plan.max_sequences = has_lengths(p) ? p.b : 1;
-  if (takes_whole_heads(*k.kernel) || partials == 0) return;
+  if (takes_whole_heads(*choice.own->kernel) || partials == 0) return;
   const std::int64_t heads = problem.b * problem.hk, split_rows = std::min(rows_of_batch_element(problem), kSplitRows);
   partials *= heads;
   if (p.ragged_q >= 0) partials = std::min(partials, p.ragged_q * p.hq * max_splits_of(p, 1));
@@ -132,18 +132,6 @@ std::int64_t rows_of_head(const AttentionProblem& problem) {
   return rows_of_batch_element(in_sequences(problem));
 }
 
-bool is_worthwhile(const AttentionKernel& kernel, std::int64_t rows, std::int64_t keys, std::int64_t d,
-                   std::int64_t dv) {
-  return rows >= kernel.min_rows && keys * (d + dv) >= kernel.min_key_elements;
-}
-
-bool decode_is_faster(const AttentionKernel& kernel, DType kv_type, std::int64_t rows, std::int64_t keys,
-                      std::int64_t d, std::int64_t dv) {
-  if (rows > kernel.decode_rows) return false;
-  const bool fills_vectors = kernel.full_rows > 0 && rows >= kernel.full_rows && (only(kv_type) & kFloatTypes);
-  return !fills_vectors || keys * (d + dv) > kFewKeyElements * rows;
-}
-
 TuningValues default_tuning(const AttentionKernel& kernel) {
   TuningValues tuning;
   tuning.worker_us = kAttentionWorkerUs;
@@ -153,12 +141,12 @@ TuningValues default_tuning(const AttentionKernel& kernel) {
   return tuning;
 }
 
-AttentionPlan plan_attention(const AttentionProblem& problem, const AttentionChoice& kernels,
-                             const TuningValues& tuning, int concurrency, std::size_t l2_bytes) {
+AttentionPlan plan_attention(const AttentionProblem& problem, const AttentionChoice& choice, const TuningValues& tuning,
+                             int concurrency, std::size_t l2_bytes) {
   const AttentionProblem p = in_sequences(problem);
-  const AttentionKernel& kernel = *kernels.kernel;
+  const AttentionKernel& kernel = *choice.own->kernel;
   AttentionPlan plan;
-  plan.kernels = kernels;
+  plan.choice = choice;
   const std::int64_t rows = rows_of_head(p), heads = p.b * p.hk, rows_of_all = rows_of_batch_element(problem);
   const std::int64_t splits = takes_whole_heads(kernel) ? 1 : max_splits_of(problem, rows_of_all);
   plan.max_splits = p.ragged_q >= 0 && !takes_whole_heads(kernel) ? max_splits_of(problem, 1) : splits;
@@ -197,11 +185,11 @@ AttentionPlan plan_attention(const AttentionProblem& problem, const AttentionCho
   return plan;
 }
 
-std::size_t max_workspace_bytes(const AttentionProblem& p, const AttentionChoice& kernels, const TuningValues& tuning,
+std::size_t max_workspace_bytes(const AttentionProblem& p, const AttentionChoice& choice, const TuningValues& tuning,
                                 int concurrency, std::size_t l2_bytes) {
-  const AttentionKernel& kernel = *kernels.kernel;
+  const AttentionKernel& kernel = *choice.own->kernel;
   AttentionPlan plan;
-  plan.kernels = kernels;
+  plan.choice = choice;
   plan.rows_per_item = takes_whole_heads(kernel)
                            ? rows_of_head(p)
                            : max_query_blocks(p, kernel, item_bytes(tuning, l2_bytes)) * kernel.facts.block_q;
@@ -214,6 +202,7 @@ std::string AttentionPlan::note() const {
   std::string text =
       std::to_string(work_items) + " work items of up to " + std::to_string(rows_per_item) + " rows (tokens x group)";
   if (partial_bytes > 0) text += ", keys in up to " + std::to_string(max_splits) + " splits";
+  if (const std::string rule = choice.rule(); !rule.empty()) text += "\nkernels    " + rule;
   return text;
 }
 

@@ -1,34 +1,25 @@
-// How attention calls with one problem are run: which kernels, how many rows a work item has, how many workers, and
-// how much workspace. Pure functions of the problem.
+// How attention calls with one problem are run: how many rows a work item has, how many workers, and how much workspace.
+// Pure functions of the problem and the kernels.
 #pragma once
 
 #include <cstdint>
 #include <string>
 
-#include "cpu/registry.hpp"
 #include "dispatch/entry.hpp"
+#include "operations/attention/cpu_choice.hpp"
 
 namespace rapt::cpu {
-
-// The kernels of a call. If its sequences have different lengths, each sequence goes to the kernel that it would get
-// alone.
-struct AttentionChoice {
-  const AttentionKernel* kernel = nullptr;
-  const AttentionKernel* decode = nullptr;  // for sequences of few rows; null: `kernel` takes them
-  const AttentionKernel* smaller =
-      nullptr;  // for sequences too short to be worthwhile for `kernel`; null: `kernel` takes them
-};
 
 // A call's workspace holds, one after another: a queue for each worker, the list of sequences, the workers' scratch,
 // the partial results of splits, and for each range of rows a counter of the splits that are done.
 struct AttentionPlan final : EntryPlan {
-  AttentionChoice kernels;
-  std::int64_t rows_per_item = 0;          // for kernels.kernel; a row is a (token, head of the group) pair
-  std::int64_t smaller_rows_per_item = 0;  // for kernels.smaller
-  bool keeps_keys = false;                 // the kernel packs keys once for consecutive work items of a head
-  bool looks_ahead = false;                // each work item prefetches the start of the next one
-  std::int64_t max_sequences = 0;          // in the list
-  std::int64_t max_splits = 1;             // of a head's keys
+  AttentionChoice choice;
+  std::int64_t rows_per_item = 0;        // for choice.own; a row is a (token, head of the group) pair
+  std::int64_t short_rows_per_item = 0;  // for choice.short_keys
+  bool keeps_keys = false;               // the kernel packs keys once for consecutive work items of a head
+  bool looks_ahead = false;              // each work item prefetches the start of the next one
+  std::int64_t max_sequences = 0;        // in the list
+  std::int64_t max_splits = 1;           // of a head's keys
   std::size_t queue_bytes = 0, list_bytes = 0;
   std::size_t scratch_bytes = 0;  // of one worker
   std::size_t partial_bytes = 0;  // of all partial results
@@ -61,24 +52,14 @@ inline std::int64_t round_up(std::int64_t a, std::int64_t step) {
   return ceil_div(a, step) * step;
 }
 
-// Query rows of a kv head of a sequence: tokens x group. Where keys are gathered, a sequence is a single token.
-std::int64_t rows_of_head(const AttentionProblem& problem);
-// Whether a sequence of `keys` keys, with `rows` rows in each kv head, repays the kernel's setup.
-bool is_worthwhile(const AttentionKernel& kernel, std::int64_t rows, std::int64_t keys, std::int64_t d,
-                   std::int64_t dv);
-// Whether attention_decode is faster for such a sequence than `kernel`, which is worthwhile for it. attention_decode
-// reads keys fast, but `kernel` is faster if rows fill its vectors and the keys stay in the nearest caches.
-bool decode_is_faster(const AttentionKernel& kernel, DType kv_type, std::int64_t rows, std::int64_t keys,
-                      std::int64_t d, std::int64_t dv);
-
 // The tuning of plans for `kernel` and its alternatives, unless `rapt tune` has measured another.
 TuningValues default_tuning(const AttentionKernel& kernel);
 // `concurrency`: the most workers the executor offers.
-AttentionPlan plan_attention(const AttentionProblem& problem, const AttentionChoice& kernels,
-                             const TuningValues& tuning, int concurrency, std::size_t l2_bytes);
-// An upper bound on the workspace of all problems that have the same kernels, and are no larger than `largest` in b,
-// sq, sk and ragged rows.
-std::size_t max_workspace_bytes(const AttentionProblem& largest, const AttentionChoice& kernels,
+AttentionPlan plan_attention(const AttentionProblem& problem, const AttentionChoice& choice, const TuningValues& tuning,
+                             int concurrency, std::size_t l2_bytes);
+// An upper bound on the workspace of all problems that have the same choice of kernels, and are no larger than
+// `largest` in b, sq, sk and ragged rows.
+std::size_t max_workspace_bytes(const AttentionProblem& largest, const AttentionChoice& choice,
                                 const TuningValues& tuning, int concurrency, std::size_t l2_bytes);
 
 }  // namespace rapt::cpu

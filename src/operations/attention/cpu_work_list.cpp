@@ -7,17 +7,13 @@ namespace rapt::cpu {
 namespace {
 
 // The kernel that a sequence gets, and the rows of its items.
-void choose_kernel(const AttentionPlan& plan, const AttentionParams& p, std::int64_t len_k, SequenceWork& work) {
-  const AttentionChoice& k = plan.kernels;
-  const bool is_small = k.smaller && !is_worthwhile(*k.kernel, work.rows, len_k, p.d, p.dv);
-  const AttentionKernel& prefill = is_small ? *k.smaller : *k.kernel;
-  if (k.decode && decode_is_faster(prefill, p.kv_type, work.rows, len_k, p.d, p.dv)) {
-    work.kernel = k.decode, work.rows_per_item = work.rows;
-  } else if (is_small) {
-    work.kernel = k.smaller, work.rows_per_item = plan.smaller_rows_per_item;
-  } else {
-    work.kernel = k.kernel, work.rows_per_item = plan.rows_per_item;
-  }
+void choose_kernel(const AttentionPlan& plan, std::int64_t len_k, SequenceWork& work) {
+  const AttentionChoice& choice = plan.choice;
+  work.kernel = &choice.kernel_for(work.rows, len_k);
+  const auto is = [&](const AttentionCandidate* other) { return other && work.kernel == other->kernel; };
+  work.rows_per_item = is(choice.few_rows)     ? work.rows
+                       : is(choice.short_keys) ? plan.short_rows_per_item
+                                               : plan.rows_per_item;
   work.row_items = ceil_div(work.rows, work.rows_per_item);
 }
 
@@ -31,7 +27,7 @@ std::span<const SequenceWork> work_list(const AttentionPlan& plan, const Attenti
     SequenceWork s{};
     s.b = i, s.count = alike ? p.b : 1, s.rows = q.len_q * p.group;
     if (s.rows == 0) continue;
-    choose_kernel(plan, p, q.len_k, s);
+    choose_kernel(plan, q.len_k, s);
     KeyRange keys = visible_keys(p.score, q);
     keys.last = std::max(keys.first, keys.last);
     s.first_key = keys.first / kSplitAlign * kSplitAlign;
