@@ -1,5 +1,5 @@
-// How attention calls with one problem are run: how many rows a work item has, how many workers, and how much workspace.
-// Pure functions of the problem and the kernels.
+// How attention calls with one problem are run: how many rows a work item has, how many workers, and how much
+// workspace. Pure functions of the problem and the kernels.
 #pragma once
 
 #include <cstdint>
