@@ -171,27 +171,33 @@ def _cuda_refusal() -> str:
 
 def _cuda_preference(dtype: torch.dtype, d: int, dv: int) -> str:
     """Why PyTorch is faster for calls with these head sizes, "" if it is not."""
-    own = _DTYPES[dtype]
-    attention = [e for e in _cuda_entries() if e["operation"] == "attention" and own in e["dtypes"]]
-    chosen = [e for e in attention if not e["unusable"] and not e["opt_in"]]
-    largest = max((e["max_value_head_size"] for e in chosen if e["phase"] != "naive"), default=0)
+    largest, tensor_cores = _cuda_head_sizes(dtype)
     if dv > largest:
         return f"values of more than {largest} columns on a GPU"
-    if own == "f32" or os.environ.get("RAPT_KERNEL"):
+    if tensor_cores is None:
         return ""
-    tensor_cores = [e for e in chosen if e["arithmetic"] == own]
-    takes = any(
-        e["min_head_size"] <= min(d, dv) and max(d, dv) <= e["max_head_size"] and dv <= e["max_value_head_size"]
-        for e in tensor_cores
-    )
-    if takes:
-        return ""
+    for smallest, most, most_of_values in tensor_cores:
+        if d >= smallest and dv >= smallest and d <= most and dv <= most_of_values:
+            return ""
     sizes = f" and heads of {d} and {dv} columns" if tensor_cores else ""
     return f"tensors of {dtype}{sizes} on a GPU, for which dispatch has no tensor-core kernel"
 
 
+def _cuda_head_sizes(dtype: torch.dtype) -> tuple[int, tuple[tuple[int, int, int], ...] | None]:
+    """The most columns of values that a kernel takes without a matrix of scores in memory. And the least and the most columns
+    of keys and the most of values of each tensor-core kernel, None where the call needs none."""
+    own = _DTYPES[dtype]
+    attention = [e for e in _cuda_entries() if e["operation"] == "attention" and own in e["dtypes"]]
+    chosen = [e for e in attention if not e["unusable"] and not e["opt_in"]]
+    largest = max((e["max_value_head_size"] for e in chosen if e["phase"] != "naive"), default=0)
+    if own == "f32" or os.environ.get("RAPT_KERNEL"):
+        return largest, None
+    kernels = [e for e in chosen if e["arithmetic"] == own]
+    return largest, tuple((e["min_head_size"], e["max_head_size"], e["max_value_head_size"]) for e in kernels)
+
+
 _cuda_refusal._dynamo_marked_constant = True  # type: ignore[attr-defined]
-_cuda_preference._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_cuda_head_sizes._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _mask_misfit(mask: Tensor, dtype: torch.dtype, scores: list[int]) -> str:

@@ -79,7 +79,7 @@ TEST_CASE("choice: each sequence of a call gets the kernel that it would get alo
   CHECK(choice.rule() ==
         "from 4 rows and 2560 key elements (keys x (d + dv)) on: attention_decode.f32.avx512 up to 8 rows of a head, "
         "else attention_prefill.bf16.amx; below: attention_decode.f32.avx512 up to 16 rows of a head (from 16 rows on "
-        "over more than 1024 key elements a row only), else attention_prefill.f32.avx512");
+        "only over more than 1024 key elements a row), else attention_prefill.f32.avx512");
   CHECK(k.choice("attention b=9 sq=512 sk=64 d=64 seqlens", context).rule().empty());  // no sequence has few rows
   // attention_decode runs all sequences if it is the fastest for short and for long ones.
   CHECK(k.choice("attention dtype=bf16 b=9 sq=4 sk=4096 d=64 seqlens", context).own->kernel == &k.decode);

@@ -142,8 +142,8 @@ std::string AttentionChoice::rule() const {
     if (!few_rows) return name_of(prefill);
     std::string text = name_of(*few_rows) + " up to " + std::to_string(kernel.decode_rows) + " rows of a head";
     if (kernel.full_rows > 0 && kernel.full_rows <= kernel.decode_rows && !quantised)
-      text += " (from " + std::to_string(kernel.full_rows) + " rows on over more than " +
-              std::to_string(kFewKeyElements) + " key elements a row only)";
+      text += " (from " + std::to_string(kernel.full_rows) + " rows on only over more than " +
+              std::to_string(kFewKeyElements) + " key elements a row)";
     return text + ", else " + name_of(prefill);
   };
   if (!short_keys) return few_rows ? of(*own) : std::string();

@@ -49,7 +49,7 @@ struct AttentionKernel {
   int min_rows = 0;
   int min_key_elements = 0;
   int decode_rows = kDecodeRows;  // attention_decode is faster up to this many rows of a head ...
-  int full_rows = 0;              // ... but from full_rows on only over long keys: see decode_is_faster(). 0: over all
+  int full_rows = 0;              // ... but from full_rows on only over long keys (cpu_choice.cpp). 0: over all
   // For quantised keys and values: each group must be the whole row or a multiple of this many elements, as must the
   // keys' tail, and there must be no zeros. 0: no restriction.
   int group_multiple = 0;
