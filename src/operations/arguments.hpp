@@ -57,61 +57,61 @@ struct Argument {
   // No tensor: sizes that follow from others, and what a row cannot say.
   void (*step)(const void* args, Bound& bound) = nullptr;
 
-  consteval Argument optional() const { return needed(0); }
-  consteval Argument needed(unsigned modes) const {
+  constexpr Argument optional() const { return needed(0); }
+  constexpr Argument needed(unsigned modes) const {
     Argument a = *this;
     a.needed_in = modes;
     return a;
   }
   // Given only in these modes; `is_needed`: always then.
-  consteval Argument in(unsigned modes, bool is_needed = false) const {
+  constexpr Argument in(unsigned modes, bool is_needed = false) const {
     Argument a = *this;
     a.only_in = modes, a.needed_in = is_needed ? modes : 0;
     return a;
   }
   // Of what is written: read in other modes.
-  consteval Argument written_only_in(unsigned modes) const {
+  constexpr Argument written_only_in(unsigned modes) const {
     Argument a = *this;
     a.written_in = modes;
     return a;
   }
-  consteval Argument type_of(const char* other) const {
+  constexpr Argument type_of(const char* other) const {
     Argument a = *this;
     a.like_name = other;
     return a;
   }
-  consteval Argument with_types(const char* text) const {
+  constexpr Argument with_types(const char* text) const {
     Argument a = *this;
     a.wanted_types = text;
     return a;
   }
-  consteval Argument packed() const {
+  constexpr Argument packed() const {
     Argument a = *this;
     a.is_packed = true;
     return a;
   }
-  consteval Argument minus_infinity_allowed() const {
+  constexpr Argument minus_infinity_allowed() const {
     Argument a = *this;
     a.minus_infinity = true;
     return a;
   }
-  consteval Argument key(std::string_view word) const {
+  constexpr Argument key(std::string_view word) const {
     Argument a = *this;
     a.keyword = word;
     return a;
   }
-  consteval Argument of_forward() const {
+  constexpr Argument of_forward() const {
     Argument a = *this;
     a.is_of_forward = true;
     return a;
   }
   // Of that argument's shape, and given only with it.
-  consteval Argument gradient_of(const char* other) const {
+  constexpr Argument gradient_of(const char* other) const {
     Argument a = *this;
     a.of_name = other;
     return a;
   }
-  consteval Argument unchecked() const {
+  constexpr Argument unchecked() const {
     Argument a = *this;
     a.is_unchecked = true, a.is_written = false, a.needed_in = 0;
     return a;
@@ -139,7 +139,7 @@ template <auto kMember>
 using Owner = typename OwnerOf<decltype(kMember)>::type;
 
 template <auto kC, auto kFirst, auto... kRest>
-consteval Argument argument(const char* name, bool is_written, DTypeSet types, const Shapes& shapes) {
+constexpr Argument argument(const char* name, bool is_written, DTypeSet types, const Shapes& shapes) {
   using A = Owner<kFirst>;
   using C = Owner<kC>;
   using T = std::remove_reference_t<decltype(member<kFirst, kRest...>(std::declval<A&>()))>;
@@ -180,32 +180,32 @@ consteval Argument argument(const char* name, bool is_written, DTypeSet types, c
 
 // kC: the member of the C structure; kPath: that of the arguments, from the outside.
 template <auto kC, auto... kPath>
-consteval Argument read(const char* name, DTypeSet types, const Shapes& shapes) {
+constexpr Argument read(const char* name, DTypeSet types, const Shapes& shapes) {
   return detail::argument<kC, kPath...>(name, false, types, shapes);
 }
 template <auto kC, auto... kPath>
-consteval Argument written(const char* name, DTypeSet types, const Shapes& shapes) {
+constexpr Argument written(const char* name, DTypeSet types, const Shapes& shapes) {
   return detail::argument<kC, kPath...>(name, true, types, shapes);
 }
 // The gradient of the argument `of`, optional.
 template <auto kC, auto... kPath>
-consteval Argument gradient(const char* name, DTypeSet types, const char* of) {
+constexpr Argument gradient(const char* name, DTypeSet types, const char* of) {
   return written<kC, kPath...>(name, types, "").optional().gradient_of(of);
 }
-consteval Argument step(void (*function)(const void* args, Bound& bound)) {
+constexpr Argument step(void (*function)(const void* args, Bound& bound)) {
   Argument a;
   a.step = function;
   return a;
 }
 template <std::size_t n>
-consteval std::array<Argument, n> of_forward(std::array<Argument, n> rows) {
+constexpr std::array<Argument, n> of_forward(std::array<Argument, n> rows) {
   for (Argument& row : rows) row.is_of_forward = true;
   return rows;
 }
 
 // The elements of several arrays in one.
 template <class T, std::size_t... kSizes>
-consteval std::array<T, (kSizes + ... + 0)> join(const std::array<T, kSizes>&... parts) {
+constexpr std::array<T, (kSizes + ... + 0)> join(const std::array<T, kSizes>&... parts) {
   std::array<T, (kSizes + ... + 0)> all{};
   std::size_t n = 0;
   const auto add = [&](const auto& part) {
@@ -232,7 +232,7 @@ struct ArgumentTable {
 
   // Of arguments, and of arrays of them that several tables share.
   template <class... Rows>
-  consteval explicit ArgumentTable(const Rows&... rows) {
+  constexpr explicit ArgumentTable(const Rows&... rows) {
     std::size_t n = 0;
     (add(rows, n), ...);
     for (Argument& a : arguments) {
@@ -251,17 +251,17 @@ struct ArgumentTable {
   }
 
  private:
-  consteval void add(const Argument& row, std::size_t& n) { arguments[n++] = row; }
+  constexpr void add(const Argument& row, std::size_t& n) { arguments[n++] = row; }
   template <std::size_t count_of_rows>
-  consteval void add(const std::array<Argument, count_of_rows>& rows, std::size_t& n) {
+  constexpr void add(const std::array<Argument, count_of_rows>& rows, std::size_t& n) {
     for (const Argument& row : rows) arguments[n++] = row;
   }
-  consteval std::int8_t find(std::string_view name) const {
+  constexpr std::int8_t find(std::string_view name) const {
     for (std::size_t i = 0; i < kArguments; ++i)
       if (arguments[i].name == name) return static_cast<std::int8_t>(i);
     throw "no argument has this name";
   }
-  consteval std::size_t number(std::string_view name) {
+  constexpr std::size_t number(std::string_view name) {
     std::size_t i = 0;
     while (i < count && dimensions[i] != name) ++i;
     if (i == count) dimensions[count++] = name;  // past kMaxDimensions: does not compile

@@ -36,25 +36,25 @@ struct Shape {
   std::int8_t count = 0, may_miss = 0;
   std::array<Dimension, kMaxDims> dims{};
 
-  consteval Shape(std::string_view text = "", unsigned when = 0) : mode(when) {
+  constexpr Shape(std::string_view text = "", unsigned when = 0) : mode(when) {
     while (!text.empty()) {
       const std::size_t end = std::min(text.find(' '), text.size());
       add(text.substr(0, end));
       text.remove_prefix(std::min(end + 1, text.size()));
     }
   }
-  consteval void append(const Shape& more) {
+  constexpr void append(const Shape& more) {
     for (std::int8_t i = 0; i < more.count; ++i) push(more.dims[static_cast<std::size_t>(i)]);
   }
   constexpr std::span<const Dimension> dimensions() const { return {dims.data(), static_cast<std::size_t>(count)}; }
 
  private:
-  consteval void push(const Dimension& dim) {
+  constexpr void push(const Dimension& dim) {
     if (count == kMaxDims) throw "more than four dimensions";
     if (dim.may_miss && may_miss++ != count) throw "only dimensions in front may be missing";
     dims[static_cast<std::size_t>(count++)] = dim;
   }
-  consteval void add(std::string_view word) {
+  constexpr void add(std::string_view word) {
     if (word == "...") {
       if (count > 0 || has_rows) throw "... comes first";
       has_rows = true;
@@ -81,19 +81,19 @@ struct Shapes {
   std::array<Shape, 5> all{};
   std::uint8_t count = 1;
 
-  consteval Shapes(const char* text) { all[0] = Shape(text); }
-  consteval Shapes when(unsigned mode, const char* text) const {
+  constexpr Shapes(const char* text) { all[0] = Shape(text); }
+  constexpr Shapes when(unsigned mode, const char* text) const {
     Shapes result = *this;
     result.all[result.count++] = Shape(text, mode);
     return result;
   }
-  consteval Shapes operator+(const char* more) const {
+  constexpr Shapes operator+(const char* more) const {
     Shapes result = *this;
     for (std::uint8_t i = 0; i < count; ++i) result.all[i].append(Shape(more));
     return result;
   }
   // Every dimension may be 1, but for this one.
-  consteval Shapes or_one_but(std::string_view kept) const {
+  constexpr Shapes or_one_but(std::string_view kept) const {
     Shapes result = *this;
     for (Shape& shape : result.all)
       for (Dimension& dim : shape.dims) dim.or_one = dim.name != kept;

@@ -237,7 +237,7 @@ struct OnlineSoftmaxF32 : SoftmaxState<C> {
       if (r.lse >= 0 && lane % 4 == 0) p.lse[r.lse] = lse_of(row_max[h], row_sum[h] * (1 / C::kOne), r.alibi_shift);
       const float estimate = __fdividef(1, row_sum[h]);  // refined by a Newton step below
       const float output_scale =
-          row_sum[h] == 0 ? 0.f : fmaf(estimate, fmaf(-row_sum[h], estimate, 1), about) * C::kOne;
+          row_sum[h] == 0 ? 0.f : fmaf(estimate, fmaf(-row_sum[h], estimate, 1), estimate) * C::kOne;
       float nan_or_0 = row_sum[h] * 0, smallest = kInfinity, largest = 0;
 #pragma unroll
       for (int i = 0; i < kOut; ++i) {

@@ -40,7 +40,7 @@ void derive_delta_rule_sizes(const DeltaRuleArgs& args, Bound& bound);
 
 // kPath: the member of Args that is a DeltaRuleArgs; none if Args is.
 template <class Args, auto... kPath>
-consteval std::array<Argument, 9> delta_rule_inputs() {
+constexpr std::array<Argument, 9> delta_rule_inputs() {
   using C = rapt_delta_rule_args;
   using F = DeltaRuleArgs;
   using M = DeltaRuleModes;
@@ -66,7 +66,7 @@ consteval std::array<Argument, 9> delta_rule_inputs() {
   };
 }
 template <auto... kPath>
-consteval std::array<Argument, 3> delta_rule_states() {
+constexpr std::array<Argument, 3> delta_rule_states() {
   using C = rapt_delta_rule_args;
   using F = DeltaRuleArgs;
   using M = DeltaRuleModes;
