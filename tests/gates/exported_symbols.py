@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/|^#[^\n]*", re.MULTILINE | re.DOTALL)  # and directives
+COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/|^#(?!define RAPT_OPERATION)[^\n]*", re.MULTILINE | re.DOTALL)  # and directives
 CLASS = re.compile(r"^(?:class|struct) (RAPT_API )?(\w+)[^;{]*\{(.*?)^\};", re.MULTILINE | re.DOTALL)
 FUNCTION = re.compile(r"RAPT_API [^;({]*?(\w+)\(")  # the first parenthesis opens the parameters
 # A class that is exported as a whole: out of line are its virtual destructor, and a constructor that has no body.

@@ -300,6 +300,8 @@ TEST_CASE("problem of gradients: of() describes what a case was made from", "[un
     AttentionBackwardProblem p = AttentionBackwardProblem::of(c.args());
     // Of sizes of 1 several describe a tensor.
     p.layout = c.problem.layout, p.bias = c.problem.bias, p.mask = c.problem.mask;
-    CHECK(p.to_string() == c.problem.to_string());
+    AttentionBackwardProblem wanted = c.problem;
+    wanted.latent = wanted.latent && wanted.dv < wanted.d;  // values that are whole keys are no part of a latent row
+    CHECK(p.to_string() == wanted.to_string());
   }
 }
