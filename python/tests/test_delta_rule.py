@@ -237,7 +237,7 @@ STATE = state_of(Q, K, V)
 WIDE = np.zeros((2, 19, 2, 257), np.float32)
 REFUSED = {
     "q: got shape [2, 19, 48]; wanted": {"q": Q.reshape(2, 19, 48)},
-    "k: got shape [2, 18, 2, 24]; wanted [2, 19, 2, 24]": {"k": K[:, 1:]},
+    "k: got shape [2, 18, 2, 24]; wanted q's tokens t = 19": {"k": K[:, 1:]},
     "v: got 3 heads; wanted": {"v": V[:, :, :3]},
     "q: got head size 257; wanted 1 to 256": {"q": WIDE, "k": WIDE},
     "v: got head size 0; wanted 1 to 256": {"v": V[..., :0]},
@@ -248,10 +248,10 @@ REFUSED = {
     "beta: got no tensor": {"beta": None, "beta_sigmoid": True},
     "rule: got 'deltas'; wanted \"linear\", \"gated\", \"delta\" or \"gated_delta\"": {"rule": "deltas"},
     "initial_state: got shape [1, 4, 24, 40]": {"initial_state": STATE[:1]},
-    "a_log: got a value; wanted none without gate": {"a_log": np.zeros(4, np.float32)},
-    "dt_bias: got shape [4]; wanted [4, 24]": {"gate": True, "dt_bias": np.zeros(4, np.float32)},
+    "a_log: got a tensor; wanted none without gate": {"a_log": np.zeros(4, np.float32)},
+    "dt_bias: got shape [4]; wanted [h, d]": {"gate": True, "dt_bias": np.zeros(4, np.float32)},
     "gate_lower_bound: got 5": {"gate": True, "gate_lower_bound": 5},
-    "out: got shape [2, 19, 2, 40]; wanted [2, 19, 4, 40]": {"out": np.empty((2, 19, 2, 40), np.float32)},
+    "out: got shape [2, 19, 2, 40]; wanted the max(hq, hk, hv) heads h_out = 4": {"out": np.empty((2, 19, 2, 40), np.float32)},
     "state_slots: got slot 2 twice": {"initial_state": np.concatenate([STATE] * 2), "state_slots": np.int32([2, 2])},
     "state_slots: got slot 4; wanted less than 4": {
         "initial_state": np.concatenate([STATE] * 2),

@@ -273,7 +273,7 @@ REFUSED = {
     "k_scale: got scales for keys that are not quantised": {"k_scale": CODES["k_scale"]},
     "k_scale: got shape [2, 18]": {"k": CODES["k"], "k_scale": CODES["k_scale"][:, 1:]},
     "seqlens: got length 20 of sequence 1; wanted 0 to sk = 19": {"seqlens": np.int32([3, 20])},
-    "seqlens: got no tensor; wanted [b] lengths for pages": PAGES | {"seqlens": None},
+    "seqlens: got no tensor; wanted [b] for pages": PAGES | {"seqlens": None},
     "block_table: got page 9 at [1, 1]": PAGES | {"block_table": np.int64([[0] * 5, [0, 9, 0, 0, 0]])},
     "block_table: got shape [10]; wanted [b, m]": PAGES | {"block_table": np.zeros(10, np.int32)},
     "key_begin: got shape [2, 6]": {"key_begin": np.zeros((2, 6), np.int32)},

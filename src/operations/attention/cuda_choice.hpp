@@ -6,7 +6,7 @@
 
 #include "cuda/kernels/decode_config.hpp"
 #include "cuda/kernels/prefill_config.hpp"
-#include "operations/attention_params.hpp"
+#include "operations/attention/params.hpp"
 #include "rapt/attention_problem.hpp"
 
 namespace rapt::cuda {
