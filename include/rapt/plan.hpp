@@ -52,10 +52,10 @@ class Plan {
   std::shared_ptr<const Impl> impl_;
 };
 
-/// Bytes that are enough for every call with this problem, and for every problem with smaller batches and lengths but
-/// the same other fields. The comment of each operation's problem names these fields. A server allocates this workspace
-/// once for its largest batch and length (of pages: for as many as its block tables have room for). Holds for as many
-/// threads as the context now has. Throws Error as Plan does.
+/// Bytes that are enough for every call with this problem, and for every problem that differs from it only in smaller
+/// batches and lengths: the comment of an operation's problem (of gradients: of the forward's) names these fields. What
+/// a server allocates once, for its largest batch and length (of pages: for as many as its block tables have room for).
+/// Holds for as many threads as the context now has. Throws Error as Plan does.
 RAPT_API std::size_t max_workspace_bytes(const Problem& largest, const Context& context = default_context());
 
 /// One kernel that this build of rapt has.

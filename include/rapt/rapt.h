@@ -147,15 +147,15 @@ typedef enum rapt_operation {
 #include "rapt/operations.def"
 } rapt_operation;
 
-/* Carries out an operation on its arguments in the caller's `workspace`: memory on the tensors' device, 64-byte
- * aligned, overlapping no tensor, and at least as large as rapt_plan_workspace_bytes() says of the call;
- * rapt_max_workspace_bytes() is enough for many. NULL with 0 uses the context's memory. The functions at the end of
- * this file are this one with types. */
-RAPT_API rapt_status rapt_run(rapt_operation operation, const void* args, const rapt_context* context, void* workspace,
+/* Carries out an operation (one of rapt_operation) on its arguments in the caller's `workspace`: memory on the tensors'
+ * device, 64-byte aligned, overlapping no tensor, and at least as large as rapt_plan_workspace_bytes() says of the
+ * call; rapt_max_workspace_bytes() is enough for many. NULL with 0 uses the context's memory. The functions at the end
+ * of this file are this one with types. */
+RAPT_API rapt_status rapt_run(int32_t operation, const void* args, const rapt_context* context, void* workspace,
                               size_t workspace_bytes) RAPT_NOEXCEPT;
 /* Bytes that are enough for every call with the problem of this text ("attention b=8 hq=8 sq=512 d=64 causal"), or with
- * one that differs from it in smaller b, sq, sk, ragged_q or ragged_k only: what a server allocates once. Holds for as
- * many threads as the context now has. */
+ * one that differs from it only in smaller batches and lengths (the C++ header of an operation names these fields):
+ * what a server allocates once. Holds for as many threads as the context now has. */
 RAPT_API rapt_status rapt_max_workspace_bytes(const char* largest_problem, const rapt_context* context,
                                               size_t* bytes) RAPT_NOEXCEPT;
 
@@ -175,7 +175,7 @@ typedef struct rapt_candidate {
 } rapt_candidate;
 
 /* Validates and dispatches the arguments once; tensors are not kept. */
-RAPT_API rapt_status rapt_plan_create(rapt_operation operation, const void* args, const rapt_context* context,
+RAPT_API rapt_status rapt_plan_create(int32_t operation, const void* args, const rapt_context* context,
                                       rapt_plan** plan) RAPT_NOEXCEPT;
 /* The same without tensors, from a problem's text: "attention b=1 hq=8 sq=512 d=64 causal". */
 RAPT_API rapt_status rapt_plan_create_from_text(const char* text, const rapt_context* context,
@@ -185,7 +185,7 @@ RAPT_API void rapt_plan_destroy(rapt_plan* plan) RAPT_NOEXCEPT;
 
 /* Runs on arguments that give the plan's problem. `workspace`: memory of `workspace_bytes` >=
  * rapt_plan_workspace_bytes() bytes, 64-byte aligned; or NULL and 0 for the context's. */
-RAPT_API rapt_status rapt_plan_run(const rapt_plan* plan, rapt_operation operation, const void* args, void* workspace,
+RAPT_API rapt_status rapt_plan_run(const rapt_plan* plan, int32_t operation, const void* args, void* workspace,
                                    size_t workspace_bytes) RAPT_NOEXCEPT;
 
 /* Facts about a plan; "" or 0 for a NULL plan. Strings live as long as the plan. */
@@ -208,7 +208,7 @@ RAPT_API rapt_status rapt_plan_explain(const rapt_plan* plan, char* buffer, size
 RAPT_API rapt_status rapt_plan_problem_text(const rapt_plan* plan, char* buffer, size_t capacity,
                                             size_t* size) RAPT_NOEXCEPT;
 /* Validates the arguments and describes them on one line. */
-RAPT_API rapt_status rapt_problem_text(rapt_operation operation, const void* args, char* buffer, size_t capacity,
+RAPT_API rapt_status rapt_problem_text(int32_t operation, const void* args, char* buffer, size_t capacity,
                                        size_t* size) RAPT_NOEXCEPT;
 
 /* What this build has; the results live as long as the process. */

@@ -87,7 +87,7 @@ constexpr Field<P> dtype_field_like(std::string_view key) {
           },
           [](P& p, const Word& word) { p.*kMember = word.dtype(); }};
 }
-// A number, where 0 stands for none and is not written.
+// The device, where the CPU is not written; number_field(): a number, where 0 stands for none and is not written.
 template <class P>
 constexpr Field<P> device_field() {
   return {"device", false,

@@ -48,9 +48,9 @@ struct Bound {
   // The tensor of this name, if it was given, is part of another one.
   void set_part(std::string_view name);
 
-  // Checks every argument of the table in its order, then that outputs overlap nothing. Throws Error that names one.
+  // Checks every argument of the table in its order. Throws Error that names one, as what follows does.
   void check();
-  void check_overlaps() const;
+  void check_overlaps() const;  // outputs overlap nothing
   // Throws Error for a workspace that shares memory with a tensor: it is written while every tensor is in use.
   void check_apart(std::span<const std::byte> workspace) const;
 

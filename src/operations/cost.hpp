@@ -19,7 +19,7 @@ double row_bytes(double rows, std::int64_t n, DType dtype);
 double whole_bytes(const TensorView& t);
 // Of scales or zeros for `rows` rows. Where they broadcast, there are fewer.
 double scale_bytes(const TensorView& t, double rows);
-// Of all elements of the tensors of a call `but` these; lists and tables of integers do not count.
+// Of all elements of the tensors of a call `but` these. Arrays of integers (lengths, pages, indices) do not count.
 double whole_bytes(const ArgumentList& table, const void* args, std::initializer_list<std::string_view> but = {});
 
 }  // namespace rapt

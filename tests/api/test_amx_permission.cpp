@@ -119,7 +119,7 @@ TEST_CASE("a child that only looks at AMX", "[.amx-child]") {
   REQUIRE(usable_isas().front() == Isa::amx);
   CHECK(entries().front().unusable.empty());
   const Context context;
-  Plan(AttentionProblem::parse("attention hq=2 sq=200 d=64"), context);  // fp32, whose AMX kernels run only if named
+  Plan(AttentionProblem::parse("attention hq=2 sq=200 d=64"), context);  // fp32, which has no AMX kernel
   Plan(AttentionProblem::parse("attention hq=2 sq=1 sk=200 d=64 dtype=bf16"), context);  // decode
   CHECK_FALSE(process_has_tiles());
   CHECK(small_stack() == 0);

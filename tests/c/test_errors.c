@@ -69,6 +69,18 @@ static void test_bad_dropout_masks(void) {
   CHECK(kept[0] == 5 && kept[23] == 5);
 }
 
+static void test_bad_operations(void) {
+  const int32_t wrong[] = {-1, RAPT_OPERATION_SELECT_TOPK + 1000, INT32_MAX};
+  fixture_init(&f);
+  for (size_t i = 0; i < sizeof wrong / sizeof *wrong; ++i) {
+    rapt_plan* plan = NULL;
+    CHECK_REFUSED(rapt_run(wrong[i], &f.args, NULL, NULL, 0), "operation");
+    CHECK_REFUSED(rapt_plan_create(wrong[i], &f.args, NULL, &plan), "operation");
+    CHECK_REFUSED(rapt_problem_text(wrong[i], &f.args, NULL, 0, NULL), "operation");
+    CHECK(plan == NULL);
+  }
+}
+
 static void test_null_pointers(void) {
   rapt_plan* plan = NULL;
   rapt_context* context = NULL;
@@ -214,6 +226,7 @@ static void test_long_message(void) {
 void test_errors(void) {
   test_bad_fields();
   test_bad_dropout_masks();
+  test_bad_operations();
   test_null_pointers();
   test_tensor_contiguous();
   test_older_and_newer_callers();

@@ -64,14 +64,14 @@ Given<Args> read(Operation operation, const void* c_args) {
 
 // Calls use(args) with the arguments of an operation.
 template <class Use>
-void with_args(rapt_operation operation, const void* c_args, const Use& use) {
+void with_args(std::int32_t operation, const void* c_args, const Use& use) {
   switch (operation) {
 #define RAPT_OPERATION(name, Name, NAME) \
   case RAPT_OPERATION_##NAME:            \
     return use(read<Name##Args>(Operation::name, c_args).args);
 #include "rapt/operations.def"
   }
-  throw Error("operation", std::to_string(static_cast<int>(operation)), "one of rapt_operation");
+  throw Error("operation", std::to_string(operation), "one of rapt_operation");
 }
 
 }  // namespace
@@ -79,7 +79,7 @@ void with_args(rapt_operation operation, const void* c_args, const Use& use) {
 #define RAPT_OPERATION(name, Name, NAME) static_assert(RAPT_OPERATION_##NAME == int(rapt::Operation::name));
 #include "rapt/operations.def"
 
-rapt_status rapt_run(rapt_operation operation, const void* args, const rapt_context* context, void* workspace,
+rapt_status rapt_run(std::int32_t operation, const void* args, const rapt_context* context, void* workspace,
                      size_t workspace_bytes) noexcept {
   return guard([&] {
     with_args(operation, args,
@@ -87,7 +87,7 @@ rapt_status rapt_run(rapt_operation operation, const void* args, const rapt_cont
   });
 }
 
-rapt_status rapt_plan_create(rapt_operation operation, const void* args, const rapt_context* context,
+rapt_status rapt_plan_create(std::int32_t operation, const void* args, const rapt_context* context,
                              rapt_plan** plan) noexcept {
   return guard([&] {
     deref(plan, "plan") = nullptr;
@@ -95,7 +95,7 @@ rapt_status rapt_plan_create(rapt_operation operation, const void* args, const r
   });
 }
 
-rapt_status rapt_plan_run(const rapt_plan* plan, rapt_operation operation, const void* args, void* workspace,
+rapt_status rapt_plan_run(const rapt_plan* plan, std::int32_t operation, const void* args, void* workspace,
                           size_t workspace_bytes) noexcept {
   return guard([&] {
     const Plan& value = deref(plan, "plan").value;
@@ -103,7 +103,7 @@ rapt_status rapt_plan_run(const rapt_plan* plan, rapt_operation operation, const
   });
 }
 
-rapt_status rapt_problem_text(rapt_operation operation, const void* args, char* buffer, size_t capacity,
+rapt_status rapt_problem_text(std::int32_t operation, const void* args, char* buffer, size_t capacity,
                               size_t* size) noexcept {
   return guard([&] {
     if (size) *size = 0;

@@ -43,7 +43,7 @@ inline float number_at(const void* base, DType dtype, std::int64_t at) {
 template <class T>
 inline constexpr std::int64_t kPerUnit = std::is_same_v<T, i4x2> ? 2 : 1;
 
-// Bytes of one T, and of n elements.
+// Bytes of one unit, as above, and of n elements.
 inline std::int64_t unit_bytes(DType dtype) {
   return dtype == DType::f32 ? 4 : only(dtype) & kFloatTypes ? 2 : 1;
 }

@@ -15,7 +15,7 @@
 
 namespace rapt {
 
-// What a modifier says; those that leave something out inherit it.
+// What a modifier says; most of it has a default, which a modifier inherits.
 //
 //     name                          in errors
 //     keys                          the kinds of keys that it goes with, as AttentionModes
@@ -141,7 +141,7 @@ struct ModifierList {
 using Modifiers = ModifierList<modifiers::Softcap, modifiers::Bias, modifiers::Mask, modifiers::Alibi, modifiers::Sinks,
                                modifiers::Dropout>;
 
-// changes_derivative() of semantics/score.hpp, of a call's parameters.
+// What changes_derivative() of semantics/score.hpp says of the parameters, of a problem.
 inline bool changes_derivative(const AttentionProblem& p) {
   bool any = false;
   Modifiers::for_each([&](auto modifier) { any |= modifier.changes_derivative && modifier.is_given(p); });
