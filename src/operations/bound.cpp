@@ -193,7 +193,8 @@ void Bound::bind_shape(const BoundTensor& t) {
   const bool halves_last = t.argument->is_packed && t.view->dtype == DType::i4x2;
   for (int i = missing; i < shape.count; ++i) {
     const Dimension& dim = shape.dims[static_cast<std::size_t>(i)];
-    int64_t size = layout.shape[static_cast<std::size_t>(i - missing + in_front)];
+    const int given = i - missing + in_front;
+    int64_t size = layout.shape[static_cast<std::size_t>(given)];
     if (dim.or_one && size == 1) continue;
     if (dim.name.empty()) {
       if (size != dim.plus) refuse_shape(t, dim);

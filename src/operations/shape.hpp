@@ -64,7 +64,7 @@ struct Shape {
     std::size_t n = 0;
     while (n < word.size() && (word[n] == '_' || (word[n] >= 'a' && word[n] <= 'z'))) ++n;
     dim.name = word.substr(0, n), word.remove_prefix(n);
-    if (dim.name.empty() && word == "1") dim.plus = 1;
+    if (dim.name.empty() && word == "1") dim.plus = 1;  // NOLINT(bugprone-branch-clone): the order of checks
     else if (dim.name.empty()) throw "a dimension without a name";
     else if (word == "+1") dim.plus = 1;
     else if (word == "|1") dim.or_one = true;

@@ -21,7 +21,8 @@ std::uint8_t fill_pairs(const TensorView& t, ScoreParams& params, Strides& strid
   stride = {};
   std::uint8_t dims = 0;
   for (int i = 4 - t.ndim; i < 4; ++i) {
-    const auto at = static_cast<std::size_t>(t.ndim - 4 + i);
+    const int dimension = t.ndim - 4 + i;
+    const auto at = static_cast<std::size_t>(dimension);
     const int64_t size = t.shape[at];
     if (i == 3) params.modifier_keys = std::min(params.modifier_keys, size);
     if (size == 1) continue;
