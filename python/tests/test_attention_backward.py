@@ -133,7 +133,7 @@ def test_lse_of_ragged_batches_the_other_way_round():
     out, lse = rapt.attention(x, x, x, **ragged, return_lse=True)
     assert lse.shape == (50, 4)
     for wrong, wanted in (
-        (lse.T, "q's rows total_q = 50"),
+        (lse.T, r"\[total_q, hq\] with q's rows total_q = 50"),
         (lse[:, :3], "q's heads hq = 4"),
         (lse[None], r"\[total_q, hq\]"),
     ):
