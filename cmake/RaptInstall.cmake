@@ -17,7 +17,7 @@ endforeach()
 
 target_include_directories(rapt INTERFACE $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
 install(TARGETS rapt EXPORT raptTargets)
-install(DIRECTORY include/rapt ${rapt_generated_dir}/rapt DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+install(DIRECTORY include/rapt ${rapt_public_dir}/rapt DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 
 if(BUILD_SHARED_LIBS)
   set(rapt_static OFF)

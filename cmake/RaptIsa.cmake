@@ -108,7 +108,8 @@ function(rapt_add_isa_library name isa)
     target_compile_options(${name} PRIVATE -Wno-psabi -Wno-ignored-attributes -Wno-uninitialized
                            -Wno-maybe-uninitialized)
   endif()
-  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src ${rapt_generated_dir})
+  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src ${rapt_public_dir}
+                             ${rapt_private_dir})
   target_include_directories(${name} SYSTEM PRIVATE ${RAPT_XSIMD_INCLUDE_DIR})
   target_link_libraries(${name} PRIVATE rapt_warnings)
 endfunction()

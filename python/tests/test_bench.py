@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 import rapt.torch
 import torch
-from rapt import _chart, bench
+from rapt import _chart, _core, bench
 from kernel_calls import backward_calls
 from rapt.bench import ops, report, sets, timing
 from rapt.bench.report import Progress
@@ -150,6 +151,14 @@ def test_every_case_runs_on_rapt(name):
             tensors = small.tensors(0)
             out = ops.run_side("rapt", small, tensors)
         assert out.shape == (case.b, case.hq, 1, case.dv) and out.dtype == sets.DTYPES[case.dtype]
+
+
+def test_sets_ask_the_library_nothing_on_import(monkeypatch):
+    def refuse():
+        raise AssertionError("entries() at import")
+
+    monkeypatch.setattr(_core, "entries", refuse)
+    assert runpy.run_path(sets.__file__, run_name="sets")["NAMES"] == sets.NAMES
 
 
 def test_sets_are_those_of_the_repository():

@@ -249,7 +249,7 @@ REFUSED = {
     "rule: got 'deltas'; wanted \"linear\", \"gated\", \"delta\" or \"gated_delta\"": {"rule": "deltas"},
     "initial_state: got shape [1, 4, 24, 40]": {"initial_state": STATE[:1]},
     "a_log: got a tensor; wanted none without gate": {"a_log": np.zeros(4, np.float32)},
-    "dt_bias: got shape [4]; wanted [h, d]": {"gate": True, "dt_bias": np.zeros(4, np.float32)},
+    "dt_bias: got shape [4]; wanted [h, d] = [4, 24]": {"gate": True, "dt_bias": np.zeros(4, np.float32)},
     "gate_lower_bound: got 5": {"gate": True, "gate_lower_bound": 5},
     "out: got shape [2, 19, 2, 40]; wanted the max(hq, hk, hv) heads h_out = 4": {"out": np.empty((2, 19, 2, 40), np.float32)},
     "state_slots: got slot 2 twice": {"initial_state": np.concatenate([STATE] * 2), "state_slots": np.int32([2, 2])},

@@ -33,6 +33,10 @@ class FirstBad {
   void operator()(std::string name, const TensorView& view, bool minus_infinity = false) {
     (*this)(Block{std::move(name), view, minus_infinity, {}});
   }
+  // Every tensor of an argument.
+  void operator()(const Argument& a, const void* args) {
+    for (std::size_t i = 0; i < a.count_in(args); ++i) (*this)(a.name_of(i), *a.get(args, i), a.minus_infinity);
+  }
   const std::optional<Bad>& bad() const { return bad_; }
 
  private:
@@ -49,7 +53,7 @@ template <class Args>
 std::optional<Bad> bad_result(const Args& args) {
   FirstBad first;
   for (const Argument& a : OperationOf<Args>::arguments.arguments)
-    if (is_result(a)) first(a.name, *a.get(&args, 0), a.minus_infinity);
+    if (is_result(a)) first(a, &args);
   return first.bad();
 }
 
@@ -59,8 +63,7 @@ std::optional<Bad> bad_input(const Args& args) {
   constexpr DTypeSet kMayBeNan = kFloatTypes | only(DType::f8e4m3) | only(DType::f8e5m2);
   FirstBad first;
   for (const Argument& a : OperationOf<Args>::arguments.arguments)
-    if (!a.step && !a.is_written && !a.is_unchecked && (a.types & kMayBeNan))
-      first(a.name, *a.get(&args, 0), a.minus_infinity);
+    if (!a.step && !a.is_written && !a.is_unchecked && (a.types & kMayBeNan)) first(a, &args);
   return first.bad();
 }
 

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <string_view>
 #include <type_traits>
 #include <utility>
@@ -53,7 +54,9 @@ struct Argument {
   const TensorView* (*get)(const void* args, std::size_t i) = nullptr;
   std::size_t (*count)(const void* args) = nullptr;
   void (*set)(void* args, std::span<const TensorView> tensors) = nullptr;
-  std::span<const rapt_tensor> (*of_c)(const void* c_args) = nullptr;
+  // In C: the tensor, or the first of `count_of_c` tensors.
+  const rapt_tensor* (*of_c)(const void* c_args) = nullptr;
+  std::size_t (*count_of_c)(const void* c_args) = nullptr;
   // No tensor: sizes that follow from others, and what a row cannot say.
   void (*step)(const void* args, Bound& bound) = nullptr;
 
@@ -117,6 +120,10 @@ struct Argument {
     return a;
   }
 
+  // How many tensors a call gives for it: one, unless it is a list.
+  std::size_t count_in(const void* args) const { return count ? count(args) : 1; }
+  // "lses[2]".
+  std::string name_of(std::size_t i) const { return count ? name + ("[" + std::to_string(i) + "]") : name; }
   constexpr bool is_output(unsigned mode) const { return is_written && (written_in & mode) != 0; }
   constexpr bool is_needed(unsigned mode) const { return needed_in == kAlways || (needed_in & mode) != 0; }
 };
@@ -161,17 +168,15 @@ constexpr Argument argument(const char* name, bool is_written, DTypeSet types, c
         member<kFirst, kRest...>(*static_cast<A*>(args)) = {const_cast<void*>(from.data), from.dtype, from,
                                                             from.device};
     };
-    a.of_c = [](const void* c_args) { return std::span(&(static_cast<const C*>(c_args)->*kC), 1); };
+    a.of_c = [](const void* c_args) { return &(static_cast<const C*>(c_args)->*kC); };
   } else {
     a.get = [](const void* args, std::size_t i) { return &member<kFirst, kRest...>(*static_cast<const A*>(args))[i]; };
     a.count = [](const void* args) { return member<kFirst, kRest...>(*static_cast<const A*>(args)).size(); };
     a.set = [](void* args, std::span<const TensorView> tensors) {
       member<kFirst, kRest...>(*static_cast<A*>(args)) = tensors;
     };
-    a.of_c = [](const void* c_args) {
-      const C& c = *static_cast<const C*>(c_args);
-      return std::span<const rapt_tensor>(c.*kC, c.*kC ? c.count : 0);
-    };
+    a.of_c = [](const void* c_args) { return static_cast<const C*>(c_args)->*kC; };
+    a.count_of_c = [](const void* c_args) { return std::size_t{static_cast<const C*>(c_args)->count}; };
   }
   return a;
 }

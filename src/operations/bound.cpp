@@ -76,10 +76,6 @@ Strides strides_along(const Layout& t, int b, int h, int s, int d) {
   return {step(b, 0), step(h, 0), step(s, 0), step(d, 1)};
 }
 
-std::string BoundTensor::name() const {
-  return argument->count ? argument->name + ("[" + std::to_string(index) + "]") : argument->name;
-}
-
 Bound::Bound(const ArgumentList& list, const void* arguments, unsigned modes, Device place)
     : table(list), args(arguments), mode(modes), device(place) {
   sizes.fill(-1), owner_.fill(-1);
@@ -110,7 +106,7 @@ void Bound::set_part(std::string_view name) {
 
 // "q's batch b", "the rows sk".
 std::string Bound::owner_text(const Dimension& dim) const {
-  const std::int8_t owner = owner_[static_cast<std::size_t>(dim.id)];
+  const std::int32_t owner = owner_[static_cast<std::size_t>(dim.id)];
   std::string text = owner < 0 ? "the " : tensors_[static_cast<std::size_t>(owner)].name() + "'s ";
   for (const auto& [name, noun] : kNouns)
     if (name == dim.name && !noun.empty()) text.append(noun).append(" ");
@@ -185,8 +181,15 @@ void Bound::bind_shape(const BoundTensor& t) {
   const Layout& layout = *t.view;
   const int missing = shape.has_rows ? 0 : shape.count - layout.ndim;
   const int in_front = shape.has_rows ? layout.ndim - shape.count : 0;
-  if (missing < 0 || missing > shape.may_miss || in_front < 0)
-    throw Error(t.name(), "shape " + rapt::shape_text(layout), shape_text(shape));
+  if (missing < 0 || missing > shape.may_miss || in_front < 0) {
+    const auto is_derived = [&](const Dimension& dim) {
+      return !dim.name.empty() && (*this)[dim.id] >= 0 && owner_[static_cast<std::size_t>(dim.id)] < 0;
+    };
+    // Sizes that no tensor shows.
+    const bool any_derived = std::ranges::any_of(shape.dimensions(), is_derived);
+    throw Error(t.name(), "shape " + rapt::shape_text(layout),
+                shape_text(shape) + (any_derived ? " = " + sizes_text(*this, shape) : ""));
+  }
   if (t.argument->types == kIntegers && shape.count == 1 && layout.shape[0] > std::numeric_limits<std::int32_t>::max())
     throw Error(t.name(), "shape " + rapt::shape_text(layout), "less than 2^31 elements");
   if (shape.has_rows) bind_rows(t, in_front);
@@ -205,7 +208,7 @@ void Bound::bind_shape(const BoundTensor& t) {
     if (known < 0) {
       if (size < dim.plus) throw Error(t.name(), "no elements", shape_text(shape));
       known = size - dim.plus;
-      owner_[static_cast<std::size_t>(dim.id)] = static_cast<std::int8_t>(&t - tensors_.data());
+      owner_[static_cast<std::size_t>(dim.id)] = static_cast<std::int32_t>(&t - tensors_.data());
     } else if (dim.at_least) {
       // On a device the longest sequence is not known: what is there has to do.
       if (size < known && device.type == DeviceType::cpu) refuse_shape(t, dim);
@@ -263,7 +266,7 @@ void Bound::check() {
       continue;
     }
     if (a.is_unchecked) continue;
-    const std::size_t n = a.count ? a.count(args) : 1;
+    const std::size_t n = a.count_in(args);
     if (n == 0 && a.is_needed(mode)) throw Error(a.name, "no tensors", "one or more");
     for (std::size_t i = 0; i < n; ++i) {
       const TensorView& view = *a.get(args, i);

@@ -21,7 +21,7 @@ struct BoundTensor {
   std::uint32_t index;   // in a list of tensors
   bool is_part = false;  // of another tensor of the call, which stands for it where overlaps are looked for
 
-  std::string name() const;  // "lses[2]"
+  std::string name() const { return argument->name_of(index); }
 };
 
 // The tensors of a call, and the sizes that their shapes give the dimensions.
@@ -66,8 +66,8 @@ struct Bound {
   std::string mode_text(unsigned modes, const char* last) const;
   bool is_permuted(const BoundTensor& tensor) const;
 
-  static constexpr std::size_t kTensors = 26;      // more than a call has, lists apart
-  std::array<std::int8_t, kMaxDimensions> owner_;  // of a size, in tensors_; -1: it follows from others
+  static constexpr std::size_t kTensors = 26;       // more than a call has, lists apart
+  std::array<std::int32_t, kMaxDimensions> owner_;  // of a size, in tensors_; -1: it follows from others
   // On the stack, as every call comes here.
   alignas(BoundTensor) std::array<std::byte, kTensors * sizeof(BoundTensor)> memory_;
   std::pmr::monotonic_buffer_resource resource_{memory_.data(), memory_.size()};

@@ -23,8 +23,7 @@ double whole_bytes(const ArgumentList& table, const void* args, std::initializer
   for (const Argument& a : table.arguments) {
     if (a.step || a.is_unchecked || a.types == kIntegers || std::find(but.begin(), but.end(), a.name) != but.end())
       continue;
-    const std::size_t n = a.count ? a.count(args) : 1;
-    for (std::size_t i = 0; i < n; ++i) bytes += whole_bytes(*a.get(args, i));
+    for (std::size_t i = 0; i < a.count_in(args); ++i) bytes += whole_bytes(*a.get(args, i));
   }
   return bytes;
 }

@@ -52,6 +52,9 @@ TEST_CASE("cost: values in the memory of keys are read once; latent are those th
   args.kv.v.shape[3] = args.out.shape[3] = 6;
   CHECK(AttentionProblem::of(args).latent);
   CHECK(cost_of(args).bytes == 4 * (2 * 10 * (8 + 6)) + keys);
+  // Whatever the stride along dimensions of one element is.
+  args.kv.v.strides[0] = 12345;
+  CHECK(AttentionProblem::of(args).latent);
 }
 
 TEST_CASE("cost: scales of queries are read where they are, once for a row or fewer times", "[api]") {

@@ -142,7 +142,9 @@ static void test_merge(void) {
   CHECK_REFUSED(rapt_merge_states(NULL, NULL), "args");
   CHECK_MERGE_REFUSED(args.count = 0, "outs");
   CHECK_MERGE_REFUSED(args.outs = NULL, "outs");
+  CHECK(strstr(rapt_last_error(), "NULL") != NULL);
   CHECK_MERGE_REFUSED(args.lses = NULL, "lses");
+  CHECK(strstr(rapt_last_error(), "NULL") != NULL);
   CHECK_MERGE_REFUSED(memset(&args.out, 0, sizeof args.out), "out");
   CHECK_MERGE_REFUSED(args.out = outs[1], "out");
   outs[1].shape[3] = 1;

@@ -3,6 +3,10 @@
 #include <cstdio>
 #include <rapt/rapt.hpp>
 
+#if __has_include("operations/all.hpp") || __has_include("core/span.hpp")
+#error "rapt's own headers are in reach"
+#endif
+
 int main() {
   const float q[] = {1.f}, k[] = {0.f, std::log(3.f)}, v[] = {0.f, 4.f};
   float out[] = {-1.f};

@@ -19,15 +19,17 @@ void read_tensors(const ArgumentList& table, const void* c_args, const void* for
                   std::vector<std::vector<TensorView>>& lists) {
   for (const Argument& a : table.arguments) {
     if (a.step) continue;
-    const std::span<const rapt_tensor> given = a.of_c(a.is_of_forward ? forward : c_args);
+    const void* const from = a.is_of_forward ? forward : c_args;
+    const rapt_tensor* const given = a.of_c(from);
     if (!a.count) {
-      const TensorView view = to_view(given.front(), a.name);
+      const TensorView view = to_view(*given, a.name);
       if (view) a.set(args, {&view, 1});
       continue;
     }
     std::vector<TensorView>& list = lists.emplace_back();
-    for (std::size_t i = 0; i < given.size(); ++i)
-      list.push_back(to_view(given[i], a.name + ("[" + std::to_string(i) + "]")));
+    const std::size_t n = a.count_of_c(from);
+    if (n > 0) deref(given, a.name);
+    for (std::size_t i = 0; i < n; ++i) list.push_back(to_view(given[i], a.name_of(i)));
     a.set(args, list);
   }
 }

@@ -99,16 +99,15 @@ AttentionProblem bind_forward(const AttentionArgs& args, const Bound& bound, Att
                               std::shared_ptr<const void>& lists) {
   check_device(bound);
   const bool on_host = bound.device.type == DeviceType::cpu;
-  const TensorView &k = args.kv.k, &v = args.kv.v;
   P p = problem_of(args, bound);
   if (p.gathered) check_rows(p);  // before tokens are counted
   fill_tensors(args, p, f);
   fill_keys(args, p, f);
+  fill_sizes(p, f);
   p.head_scales = has_head_scales(p, f);
   // Values that are whole keys, as in self-attention over one tensor, are no part of a latent row.
-  p.latent = k.data && v.data == k.data && v.strides == k.strides && p.dv <= p.d - p.k_tail && p.dv < p.d;
-  p.layout = layout_of(args.q, k, p.latent ? k : v, args.out);
-  fill_sizes(p, f);
+  p.latent = f.k && values_in_keys(f) && p.dv < p.d;
+  p.layout = layout_of(args.q, args.kv.k, p.latent ? args.kv.k : args.kv.v, args.out);
   fill_score(args.score, p, f);
   check(p);
   if (!on_host && p.page_size > 0 && f.page_count == 0) f.sk = 0;  // no key can be there, whatever lengths say

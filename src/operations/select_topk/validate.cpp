@@ -40,11 +40,8 @@ void check(const SelectTopkProblem& p) {
 Call OperationOf<SelectTopkArgs>::bind(const Args& args, Bound& bound) {
   const auto [b, h, s] = bound.last_rows();
   const bool is_empty = bound.writes_nothing();
-  std::int64_t rows = 0;
-  if (__builtin_mul_overflow(b, h, &rows) || __builtin_mul_overflow(rows, s, &rows))
-    throw Error("scores", "shape " + shape_text(args.scores), "less than 2^63 rows");
   const std::int64_t sk = bound[arguments.id("sk")], n = bound[arguments.id("n")];
-  const P problem{is_empty && n > 0 ? 0 : rows, sk, n};
+  const P problem{is_empty ? 0 : b * h * s, sk, n};
   check(problem);
   const SelectTopkParams params{static_cast<const float*>(args.scores.data),
                                 static_cast<std::int32_t*>(args.indices.data),

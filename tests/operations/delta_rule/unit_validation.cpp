@@ -194,6 +194,10 @@ TEST_CASE("validation of delta_rule: what is missing, and what goes with nothing
   // A bias for each channel, where the decay has channels.
   refuses(
       "dt_bias", [](A& a) { a.dt_bias = TensorView(static_cast<const float*>(a.q.data), {4}); }, kGated);
+  DeltaRuleCase flat = whole(kGated);
+  A args = flat.args();
+  args.dt_bias.ndim = 1;
+  CHECK(refused_text([&] { delta_rule(args); }) == "dt_bias: got shape [4]; wanted [h, d] = [4, 8]");
   refuses("dt_bias", [](A& a) {
     a.gate = true;
     a.dt_bias = TensorView(static_cast<const float*>(a.q.data), {4, 8});

@@ -362,6 +362,12 @@ TEST_CASE("validation of select_topk: sizes, types, devices and addresses of bot
   args.scores.shape[static_cast<std::size_t>(args.scores.ndim - 1)] = 0, args.scores.data = nullptr;
   select_topk(args);
   for (int64_t i = 0; i < c.indices.size(); ++i) CHECK(c.indices.flat<std::int32_t>(i) == -1);
+  // No row at all, however many the other dimensions would make.
+  constexpr int64_t kMany = int64_t{1} << 40;
+  static_cast<Layout&>(args.scores) = {kMany, kMany, 0, 9};
+  static_cast<Layout&>(args.indices) = {kMany, kMany, 0, 4};
+  CHECK(refused_text([&] { select_topk(args); }) == "");
+  CHECK(SelectTopkProblem::of(args).rows == 0);
 }
 
 TEST_CASE("validation of select_topk: problems that no arguments could give", "[unit]") {
