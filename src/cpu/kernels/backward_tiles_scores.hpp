@@ -77,13 +77,13 @@ struct ChunkGradients {
 bool is_finished(const RowChunk& rows, std::int64_t key, bool modified) {
   return !modified && rows.first(kChunk - 1) <= key && rows.last(0) >= key + kChunk;
 }
-// The query block as functions expect it whose scores are in halves, from_half() floats further.
+// The query block as functions expect it whose scores are in halves, offset_in_halves() floats further.
 QueryBlock in_halves(const RowChunk& rows) {
   QueryBlock q_block = rows;
   q_block.width = InHalves::kRow;
   return q_block;
 }
-std::int64_t from_half(int vec_of_chunk) {
+std::int64_t offset_in_halves(int vec_of_chunk) {
   return vec_of_chunk / kVecsOfHalf * (InHalves::kRight - InHalves::kRow);
 }
 
@@ -92,7 +92,8 @@ void finish(const Head& head, const RowChunk& rows, std::int64_t key, bool modif
   const QueryBlock q_block = in_halves(rows);
   const std::int64_t n = clamp(head.len_k - key, 0, kChunk);
   for (int i = 0; i < kVecsOfChunk; ++i) {
-    float *const half = s + from_half(i), *const half_derivatives = derivatives ? derivatives + from_half(i) : nullptr;
+    float *const half = s + offset_in_halves(i), *const half_derivatives =
+                                                     derivatives ? derivatives + offset_in_halves(i) : nullptr;
     (modified ? finish_scores<true> : finish_scores<false>)(head, q_block, i, key, 0, n, half, discarded,
                                                             half_derivatives);
     for (std::int64_t j = n; j < kChunk; ++j) {
@@ -114,7 +115,7 @@ void finish(const Head& head, const RowChunk& rows, std::int64_t key, bool modif
     differentiate<kVecsOfHalf, kVecsOfHalf, true>(exact + half * InHalves::kRight, ds + half * InHalves::kRight, 0,
                                                   kChunk, {1, zero}, rows.neg_delta + half * InHalves::kRow);
   for (int i = 0; i < kVecsOfChunk; ++i)
-    add_to_slopes(head, q_block, i, key, 0, kChunk, ds + from_half(i), rows.dslope);
+    add_to_slopes(head, q_block, i, key, 0, kChunk, ds + offset_in_halves(i), rows.dslope);
 }
 
 // dP -> (dP - delta) times the scores' derivatives; times the weights this is dX.

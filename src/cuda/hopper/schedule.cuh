@@ -176,7 +176,7 @@ int plan_grid(TileGrid& grid, std::int64_t key_bytes) {
   constexpr std::int64_t kCached = 24 << 20;
   const std::int64_t head_bytes = (p.total_k >= 0 ? p.total_k : p.sk) * key_bytes;
   const bool has_uneven_tiles = !C::kSplit && (p.score.right != kOpen || p.total_q >= 0);
-  const int blocks = C::kBlocks * multiprocessors();
+  const int blocks = C::kBlocksPerMultiprocessor * multiprocessors();
   grid.section = 1;
   if (has_uneven_tiles) {
     // Whole rounds of thread blocks: otherwise the blocks with the last and shortest tiles of a section would also get

@@ -19,7 +19,7 @@ static_assert(kMaxSplitRows == kDecodeMaxRows, "ragged sequences are split where
 
 // Thread blocks on a multiprocessor.
 template <int kMaxSize>
-constexpr int kBlocks = kMaxSize > kDecodeMaxHeadSize ? 2 : 4;
+constexpr int kBlocksPerMultiprocessor = kMaxSize > kDecodeMaxHeadSize ? 2 : 4;
 
 // The sequence that has row `row` of rows that follow each other.
 __device__ std::int64_t sequence_of_row(const AttentionParams& p, std::int64_t row) {
@@ -72,7 +72,7 @@ __device__ bool combine_row_by_block(const AttentionParams& p, const PartialResu
 
 // A thread block does kCombineWarps rows, a warp for each; or (kByBlock) one row of more splits, with all warps.
 template <int kMaxSize, bool kByBlock>
-__global__ void __launch_bounds__(kThreads, kBlocks<kMaxSize>)
+__global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor<kMaxSize>)
     attention_combine(const __grid_constant__ AttentionParams p, const PartialResults partials) {
   constexpr int kBlockRows = kByBlock ? 1 : kCombineWarps;
   __shared__ GroupSums<kByBlock ? kMaxSize : 1> groups;
@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kMaxSize>)
 // A thread block does block_rows rows, up to kMaxSplitRows: a warp for each; then (kManySplits) rows of more than
 // kCombineWarps splits, with all warps for each.
 template <int kMaxSize, bool kManySplits>
-__global__ void __launch_bounds__(kThreads, kBlocks<kMaxSize>)
+__global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor<kMaxSize>)
     attention_combine_several(const __grid_constant__ AttentionParams p, const PartialResults partials,
                               const unsigned block_rows) {
   __shared__ GroupSums<kManySplits ? kMaxSize : 1> groups;
@@ -154,7 +154,7 @@ cudaError_t combine_rows(const AttentionParams& p, const PartialResults& partial
   if (!mostly_empty && !has_many_splits)
     return launch_kernel(true, attention_combine<kMaxSize, false>, blocks(kCombineWarps), kThreads, 0, stream, p,
                          partials);
-  if (!mostly_empty && all <= 2 * kBlocks<kMaxSize> * multiprocessors())
+  if (!mostly_empty && all <= 2 * kBlocksPerMultiprocessor<kMaxSize> * multiprocessors())
     return launch_kernel(true, attention_combine<kMaxSize, true>, blocks(1), kThreads, 0, stream, p, partials);
   const unsigned rows = mostly_empty ? kMaxSplitRows : kCombineWarps;
   return launch_kernel(

@@ -88,7 +88,7 @@ bool takes_same_keys(const DecodeParams& params) {
 // its thread blocks have room.
 template <class C>
 bool have_room(std::int64_t cluster, std::int64_t count) {
-  return cluster <= kMaxCombineCluster && 2 * cluster * count <= C::kBlocks * multiprocessors();
+  return cluster <= kMaxCombineCluster && 2 * cluster * count <= C::kBlocksPerMultiprocessor * multiprocessors();
 }
 
 // How many thread blocks share a kv head's splits; each tile of rows counts as a head. The fewest that read memory at
@@ -111,7 +111,7 @@ int blocks_of_head(std::int64_t heads, int splits, int min_blocks, int max_block
 template <class C>
 std::int64_t blocks_of_any(const AttentionParams& p, std::int64_t heads, std::int64_t splits) {
   constexpr std::int64_t kEnoughKeys = 2048, kMaxBlocks = 2048, kFewest = 4;
-  const std::int64_t at_once = C::kBlocks * multiprocessors() / heads;
+  const std::int64_t at_once = C::kBlocksPerMultiprocessor * multiprocessors() / heads;
   const std::int64_t of_long = std::min(ceil_div(p.sk, kEnoughKeys), std::max(kMaxBlocks / heads, kFewest));
   return clamp_to(std::max(at_once, of_long), 1, splits);
 }
@@ -133,7 +133,7 @@ cudaError_t launch_same_keys(DecodeParams& params, std::int64_t tiles, int share
   const bool shares = C::kComponents == 1 && !params.k.grouped && !params.v.grouped && params.k.bytes == C::kRowBytes;
   std::int64_t blocks = params.splits;
   if (shares)
-    blocks = same_keys ? blocks_of_head(heads * tiles, params.splits, C::kIs16Bit ? 2 : 4, C::kBlocks)
+    blocks = same_keys ? blocks_of_head(heads * tiles, params.splits, C::kIs16Bit ? 2 : 4, C::kBlocksPerMultiprocessor)
                        : blocks_of_any<C>(p, heads * tiles, params.splits);
   params.blocks = Divisor(blocks);
   const std::int64_t cluster = tiles * blocks;

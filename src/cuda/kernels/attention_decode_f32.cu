@@ -41,7 +41,7 @@ struct DecodeF32Config {
   static constexpr int kStages = 2;
   static constexpr int kTileBytes = kStepKeys * kPitch, kRingBytes = 2 * kStages * kTileBytes;  // K, then V
   static constexpr int shared_bytes(int team) { return team * kRows * kPitch + kWarps * kRingBytes; }
-  static constexpr int kBlocks = (227 << 10) / (shared_bytes(1) + 2048);  // thread blocks on a multiprocessor
+  static constexpr int kBlocksPerMultiprocessor = (227 << 10) / (shared_bytes(1) + 2048);
   static_assert(kRingBytes >= kRows * kSize * 4, "a warp's O fits where its keys were");
   static constexpr int kScores = kRows * kStepKeys / 32, kOut = kRows * kSize / 32;  // a lane's registers
 };
@@ -187,7 +187,7 @@ __device__ __forceinline__ void load_q(const Head& head, int first, int count, i
 }
 
 template <class C>
-__global__ void __launch_bounds__(C::kThreads, C::kBlocks)
+__global__ void __launch_bounds__(C::kThreads, C::kBlocksPerMultiprocessor)
     attention_decode_f32(const __grid_constant__ DecodeF32Params params) {
   extern __shared__ __align__(128) std::uint8_t shared[];
   __shared__ SplitRows<C::kWarps * kRows> rows;

@@ -40,7 +40,7 @@ constexpr float kCoarseScore =
 template <int kSize_, bool kModified_>
 struct PrefillF32Config {
   static constexpr bool kSplit = false, kQuantized = false;
-  static constexpr int kBlocks = 1;                       // thread blocks on a multiprocessor
+  static constexpr int kBlocksPerMultiprocessor = 1;
   static constexpr int kSize = kSize_, kColumns = kSize;  // columns of rows in shared memory, and of products
   static constexpr bool kModified = kModified_;           // scores need more than a scale
   static constexpr bool kDense = false;

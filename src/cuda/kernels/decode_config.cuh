@@ -36,7 +36,7 @@ struct Decode {
   static constexpr int kQueryBytes = kComponents * kRows * kQueryPitch;
   // Thread blocks on a multiprocessor, for which registers are limited.
   static constexpr int kFewBlocks = kOut > 2048 || kTiles > 2 ? 2 : 3, kManyBlocks = kTileBytes > 2048 ? 4 : 5;
-  static constexpr int kBlocks = kOut > 1024 || kComponents > 1 ? kFewBlocks : kManyBlocks;
+  static constexpr int kBlocksPerMultiprocessor = kOut > 1024 || kComponents > 1 ? kFewBlocks : kManyBlocks;
   static_assert(kSplitUnit % kStepKeys == 0);
 };
 

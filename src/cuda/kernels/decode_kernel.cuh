@@ -256,7 +256,7 @@ __device__ __forceinline__ void decode_split(const DecodeParams& params, const S
 }
 
 template <class C>
-__global__ void __launch_bounds__(kDecodeThreads, C::kBlocks)
+__global__ void __launch_bounds__(kDecodeThreads, C::kBlocksPerMultiprocessor)
     attention_decode(const __grid_constant__ DecodeParams params) {
   extern __shared__ __align__(512) std::uint8_t shared[];  // aligned to the longest row
   launch_dependent_grids();

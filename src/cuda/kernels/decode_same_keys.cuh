@@ -116,7 +116,7 @@ struct QueryCopier {
 };
 
 template <class C>
-__global__ void __launch_bounds__(kDecodeThreads, C::kBlocks)
+__global__ void __launch_bounds__(kDecodeThreads, C::kBlocksPerMultiprocessor)
     attention_decode_same_keys(const __grid_constant__ DecodeParams params) {
   extern __shared__ __align__(512) std::uint8_t shared[];  // aligned to the longest row
   __shared__ DecodeResults<C> results;

@@ -26,7 +26,8 @@ struct Prefill {
   static constexpr int kThreads = kLoadThreads + 128 * kGroups;
   static constexpr int kRows = kGroupRows * kGroups, kKeys = kConfig.block_k;
   // Thread blocks on a multiprocessor. With two, one block's tile begins while the other's ends.
-  static constexpr int kBlocks = !kWarpSpecialized || (kGroups == 1 && kSize <= (kSplit ? 128 : 96)) ? 2 : 1;
+  static constexpr int kBlocksPerMultiprocessor =
+      !kWarpSpecialized || (kGroups == 1 && kSize <= (kSplit ? 128 : 96)) ? 2 : 1;
   static constexpr int kCodeRegisters = kSize == 256 ? 88 : 120;  // what O leaves
   static constexpr int kLoadRegisters = kQuantized     ? kCodeRegisters
                                         : kGroups > 2  ? 32
@@ -39,7 +40,7 @@ struct Prefill {
                                         : kTma         ? 224
                                                        : 216;
   // Whether math warpgroups take registers from the one that loads; else the launch gives all of them enough.
-  static constexpr bool kTradesRegisters = kWarpSpecialized && (kGroups > 1 || kBlocks > 1);
+  static constexpr bool kTradesRegisters = kWarpSpecialized && (kGroups > 1 || kBlocksPerMultiprocessor > 1);
   static constexpr int kProducers = kTma ? 96 : 128;             // threads that put tiles into shared memory
   static constexpr int kStages = kSplit && kSize == 64 ? 4 : 2;  // blocks of K, and of V, in shared memory
   // A row's shift moves only when the row's maximum exceeds it by more (lazy rescaling), so that O is rarely rescaled.
@@ -59,8 +60,8 @@ struct Prefill {
   static constexpr int kScalesAt = kQueryTiles * kRowsBytes + 2 * kStages * kBlockBytes;
   static constexpr int kSharedBytes = kScalesAt + kScaleBlocks * kScaleBytes + 1024;
   static_assert(!kSplit || kSplitUnit % kKeys == 0);
-  static_assert(!kTradesRegisters ||
-                    kLoadRegisters + kGroups * kMathRegisters <= 65536 / (kThreads * kBlocks) / 8 * 8 * (kGroups + 1),
+  static_assert(!kTradesRegisters || kLoadRegisters + kGroups * kMathRegisters <=
+                                         65536 / (kThreads * kBlocksPerMultiprocessor) / 8 * 8 * (kGroups + 1),
                 "warpgroups would wait for registers for ever: there are no more than the launch took");
   using Tiles = Tiling<kRows>;
 };

@@ -23,7 +23,7 @@ struct DenseShared {
 // place of Q, have been stored.
 template <class C>
 struct DenseRings {
-  static_assert(C::kBlocks * (sizeof(DenseShared<C>) + kReserved) <= kSharedOfMultiprocessor);
+  static_assert(C::kBlocksPerMultiprocessor * (sizeof(DenseShared<C>) + kReserved) <= kSharedOfMultiprocessor);
 
   QueryRing<C> q;
   Blocks<C> k, v;

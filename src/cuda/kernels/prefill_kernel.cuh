@@ -144,7 +144,7 @@ __device__ void attend(const PrefillParams& params, const Tiles& tiles, const Qu
 }
 
 template <class C>
-__global__ void __launch_bounds__(C::kThreads, C::kBlocks)
+__global__ void __launch_bounds__(C::kThreads, C::kBlocksPerMultiprocessor)
     attention_prefill(const __grid_constant__ PrefillParams params) {
   extern __shared__ std::uint8_t shared[];
   __shared__ std::uint64_t barriers[4 * C::kStages + 2 * kQueueTiles + 2 * C::kQueryTiles];
@@ -212,7 +212,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
 
 // attention_prefill_dense: the same for sequences of equal lengths, whose results a thread of the producer stores.
 template <class C>
-__global__ void __launch_bounds__(C::kThreads, C::kBlocks)
+__global__ void __launch_bounds__(C::kThreads, C::kBlocksPerMultiprocessor)
     attention_prefill_dense(const __grid_constant__ PrefillParams params) {
   extern __shared__ __align__(1024) std::uint8_t memory[];  // the swizzle's unit
   auto& shared = *reinterpret_cast<DenseShared<C>*>(memory);

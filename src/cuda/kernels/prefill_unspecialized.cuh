@@ -56,7 +56,7 @@ struct UnspecializedLoader {
 };
 
 template <class C>
-__global__ void __launch_bounds__(C::kThreads, C::kBlocks)
+__global__ void __launch_bounds__(C::kThreads, C::kBlocksPerMultiprocessor)
     attention_prefill_unspecialized(const __grid_constant__ PrefillParams params) {
   static_assert(C::kQueryTiles > C::kStages,
                 "or the loading thread waits for its own tile, where others have one block");
