@@ -15,6 +15,9 @@ namespace rapt {
 
 inline constexpr double kLog2e = 1.44269504088896340736, kLn2 = 0.693147180559945309417;
 
+// Of a dimension, and of the keys that a sequence in a ring may have had: products of a few fit int64.
+inline constexpr std::int64_t kMaxSize = std::int64_t{1} << 48;
+
 // A set of element types.
 using DTypeSet = std::uint32_t;
 constexpr DTypeSet only(DType dtype) {
@@ -47,6 +50,14 @@ struct Integers {
 RAPT_HOST_DEVICE std::int64_t clamp_to(std::int64_t x, std::int64_t low, std::int64_t high) {
   const std::int64_t raised = x > low ? x : low;
   return raised < high ? raised : high;
+}
+
+RAPT_HOST_DEVICE std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
+  return (a + b - 1) / b;
+}
+// The smallest multiple of `step` that is not less than `a`.
+RAPT_HOST_DEVICE std::int64_t round_up(std::int64_t a, std::int64_t step) {
+  return ceil_div(a, step) * step;
 }
 
 // The few functions of <cmath> that are needed on both sides.

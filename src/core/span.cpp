@@ -173,45 +173,6 @@ bool may_overlap(const TensorView& a, int64_t a_bytes, const TensorView& b, int6
   return !told_apart(false) && !told_apart(true);
 }
 
-void take(std::vector<Checked>& all, const std::string& name, const TensorView& t, bool written, const Device& device) {
-  const int64_t bytes = span_of(name, t, written);
-  if (device.type == DeviceType::cpu && t.device.type != DeviceType::cpu)
-    throw Error(name, "a tensor that is not on the cpu", "host memory");
-  if (device.type != DeviceType::cpu && t.device != device)
-    throw Error(name, "a tensor on another device than the others", "all tensors on one device");
-  all.push_back({name, t, bytes, written});
-}
-
-void check_overlaps(std::span<const Checked> all) {
-  for (const Checked& output : all)
-    for (const Checked& other : all) {
-      const bool compared =
-          &output == &other || (other.written && &output < &other);  // of two outputs the later is named
-      if (output.written && !compared && may_overlap(output.view, output.bytes, other.view, other.bytes))
-        throw Error(output.name, "memory shared with " + other.name, "outputs that overlap nothing");
-    }
-}
-
-bool writes_nothing(std::span<const Checked> all) {
-  return std::none_of(all.begin(), all.end(), [](const Checked& t) { return t.written && t.bytes > 0; });
-}
-
-void check_apart(std::span<const std::byte> workspace, std::span<const Checked> all) {
-  if (workspace.empty()) return;
-  const auto begin = reinterpret_cast<std::uintptr_t>(workspace.data());
-  std::uintptr_t end = 0;
-  if (__builtin_add_overflow(begin, workspace.size(), &end))
-    throw Error("workspace", std::to_string(workspace.size()) + " bytes", "memory within the address space");
-  for (const Checked& tensor : all) {
-    const auto at = reinterpret_cast<std::uintptr_t>(tensor.view.data);
-    if (tensor.bytes > 0 && at < end && begin < at + static_cast<std::uintptr_t>(tensor.bytes))
-      throw Error("workspace", "memory shared with " + tensor.name, "memory of its own");
-  }
-}
-
-void check_f32(std::string_view name, DType dtype) {
-  check_type(name, dtype, dtype == DType::f32, "f32");
-}
 void check_float(std::string_view name, DType dtype) {
   check_type(name, dtype, is_float(dtype), kFloats);
 }
@@ -220,24 +181,6 @@ void check_query_type(std::string_view name, DType dtype) {
 }
 void check_cache_type(std::string_view name, DType dtype) {
   check_type(name, dtype, is_cache(dtype), kCaches);
-}
-
-void check_size(std::string_view name, const Layout& t, int dim, int64_t wanted, std::string_view what) {
-  if (t.shape[static_cast<std::size_t>(dim)] != wanted)
-    throw Error(std::string(name), "shape " + shape_text(t), std::string(what) + " = " + std::to_string(wanted));
-}
-
-void check_integers(const std::string& name, const TensorView& t) {
-  check_type(name, t.dtype, t.dtype == DType::i32 || t.dtype == DType::i64, "i32 or i64");
-}
-
-void check_list(const std::string& name, const TensorView& t, std::optional<int64_t> count) {
-  span_of(name, t, false);
-  if (t.ndim != 1 || t.shape[0] > std::numeric_limits<std::int32_t>::max())
-    throw Error(name, "shape " + shape_text(t), "one dimension of less than 2^31");
-  if (count && t.shape[0] != *count)
-    throw Error(name, std::to_string(t.shape[0]) + " elements", std::to_string(*count) + " for this batch");
-  check_integers(name, t);
 }
 
 int64_t check_starts(const std::string& name, const Integers& starts, int64_t count, int64_t total) {

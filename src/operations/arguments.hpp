@@ -33,8 +33,7 @@ inline constexpr unsigned kAlways = ~0u;  // in every mode
 
 // A tensor or list of tensors of a call, or a step between them.
 struct Argument {
-  const char* name = "";       // in errors, "kv.k_scale"
-  std::string_view keyword{};  // in Python and C, "k_scale"
+  const char* name = "";  // in errors, "kv.k_scale"
   bool is_written = false;
   DTypeSet types = 0;
   const char* wanted_types = nullptr;  // where the types' own text says too little
@@ -42,10 +41,9 @@ struct Argument {
   unsigned needed_in = kAlways, only_in = kAlways, written_in = kAlways;  // modes
   const char* like_name = nullptr;                                        // the argument whose type it has
   std::int8_t like = -1;
-  bool is_packed = false;           // i4x2 has two elements of the last dimension in a byte
-  bool minus_infinity = false;      // is a number there, for guards
-  const char* may_alias = nullptr;  // the argument whose memory it may be
-  const char* of_name = nullptr;    // the argument that it is the gradient of: of its shape, and none without it
+  bool is_packed = false;         // i4x2 has two elements of the last dimension in a byte
+  bool minus_infinity = false;    // is a number there, for guards
+  const char* of_name = nullptr;  // the argument that it is the gradient of: of its shape, and none without it
   std::int8_t of = -1;
   bool is_of_forward = false;  // in C, of the forward's arguments
   bool is_unchecked = false;   // callers may give it, and the call neither reads nor writes it
@@ -98,11 +96,6 @@ struct Argument {
     a.minus_infinity = true;
     return a;
   }
-  constexpr Argument key(std::string_view word) const {
-    Argument a = *this;
-    a.keyword = word;
-    return a;
-  }
   constexpr Argument of_forward() const {
     Argument a = *this;
     a.is_of_forward = true;
@@ -152,8 +145,6 @@ constexpr Argument argument(const char* name, bool is_written, DTypeSet types, c
   using T = std::remove_reference_t<decltype(member<kFirst, kRest...>(std::declval<A&>()))>;
   Argument a;
   a.name = name, a.is_written = is_written, a.types = types, a.shapes = shapes;
-  const std::string_view whole(name);
-  a.keyword = whole.substr(whole.rfind('.') + 1);
   if constexpr (std::is_same_v<T, TensorView> || std::is_same_v<T, MutableTensorView>) {
     // Alike but for the pointer's constness, so that both are read as one.
     static_assert(sizeof(TensorView) == sizeof(MutableTensorView));

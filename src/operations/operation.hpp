@@ -44,27 +44,4 @@ inline constexpr bool runs_on_gpus = requires(const Args& args) {
   OperationOf<Args>::device(args);
 };
 
-template <class Args>
-Bound bound_of(const Args& args) {
-  using Op = OperationOf<Args>;
-  unsigned mode = 1;
-  Device device{};
-  if constexpr (requires { Op::mode(args); }) mode = Op::mode(args);
-  if constexpr (runs_on_gpus<Args>) device = Op::device(args);
-  return Bound(kArgumentsOf<Args>, &args, mode, device);
-}
-
-// validate() of call.hpp.
-template <class Args>
-Call validate_by_table(const Args& args, std::span<const std::byte> workspace) {
-  using Op = OperationOf<Args>;
-  Bound bound = bound_of(args);
-  bound.check();
-  Call call = Op::bind(args, bound);
-  bound.check_overlaps();
-  bound.check_apart(workspace);
-  if constexpr (requires { Op::check_values(args, call); }) Op::check_values(args, call);
-  return call;
-}
-
 }  // namespace rapt

@@ -1,4 +1,4 @@
-// What holds of problems of any operation.
+// What holds of calls and problems of any operation.
 #include "rapt/problem.hpp"
 
 #include <cstddef>
@@ -6,6 +6,7 @@
 #include <variant>
 #include <vector>
 
+#include "core/float_environment.hpp"
 #include "operations/all.hpp"
 
 namespace rapt {
@@ -24,6 +25,23 @@ Problem parse_as(std::string_view name, std::string_view text, const std::string
   }
 }
 
+template <class Args>
+Call validate_by_table(const Args& args, std::span<const std::byte> workspace) {
+  using Op = OperationOf<Args>;
+  const FloatEnvironment environment;  // for default scales
+  unsigned mode = 1;
+  Device device{};
+  if constexpr (requires { Op::mode(args); }) mode = Op::mode(args);
+  if constexpr (runs_on_gpus<Args>) device = Op::device(args);
+  Bound bound(kArgumentsOf<Args>, &args, mode, device);
+  bound.check();
+  Call call = Op::bind(args, bound);
+  bound.check_overlaps();
+  bound.check_apart(workspace);
+  if constexpr (requires { Op::check_values(args, call); }) Op::check_values(args, call);
+  return call;
+}
+
 template <class Args, class P>
 std::vector<Problem> corners_of(const P& largest) {
   if constexpr (requires { OperationOf<Args>::corners(largest); }) return OperationOf<Args>::corners(largest);
@@ -31,6 +49,15 @@ std::vector<Problem> corners_of(const P& largest) {
 }
 
 }  // namespace
+
+#define RAPT_OPERATION(name, Name, NAME)                                        \
+  Call validate(const Name##Args& args, std::span<const std::byte> workspace) { \
+    return validate_by_table(args, workspace);                                  \
+  }                                                                             \
+  Name##Problem Name##Problem::of(const Name##Args& args) {                     \
+    return std::get<Name##Problem>(validate(args).problem);                     \
+  }
+#include "rapt/operations.def"
 
 Problem parse_problem(std::string_view text) {
   const std::size_t begin = text.find_first_not_of(" \t\n");

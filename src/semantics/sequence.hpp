@@ -9,9 +9,6 @@
 
 namespace rapt {
 
-inline constexpr std::int64_t kMaxRingKeys = std::int64_t{1}
-                                             << 48;  // the most keys that a sequence in a ring may have had
-
 struct Lengths {
   std::int64_t b, sq, sk;         // rows and keys of each of b sequences, unless overridden below
   Integers q_begin;               // ragged queries: [b + 1] first row of each sequence, of total_q rows
@@ -52,7 +49,7 @@ RAPT_HOST_DEVICE Sequence sequence_of(const Lengths& l, const KvLayout& kv, std:
     s.k_first = clamp_to(l.k_begin[i], 0, l.total_k);
     s.len_k = clamp_to(l.k_begin[i + 1], s.k_first, l.total_k) - s.k_first;
   }
-  if (l.k_len) s.len_k = clamp_to(l.k_len[i], 0, kv.ring ? kMaxRingKeys : l.sk);
+  if (l.k_len) s.len_k = clamp_to(l.k_len[i], 0, kv.ring ? kMaxSize : l.sk);
   if (kv.ring && s.len_k > kv.page_size) s.oldest = s.len_k - kv.page_size;
   return s;
 }

@@ -7,7 +7,6 @@
 #include <cstring>
 #include <exception>
 #include <new>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>

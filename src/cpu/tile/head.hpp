@@ -18,9 +18,6 @@ inline std::int64_t max(std::int64_t a, std::int64_t b) {
 inline std::int64_t clamp(std::int64_t x, std::int64_t low, std::int64_t high) {
   return min(max(x, low), high);
 }
-inline std::int64_t round_up(std::int64_t x, std::int64_t step) {
-  return (x + step - 1) / step * step;
-}
 // Like round_up(), but down and without a division: the step must be a power of two.
 inline std::int64_t round_down(std::int64_t x, std::int64_t power_of_2) {
   return x & -power_of_2;

@@ -6,10 +6,6 @@
 
 namespace rapt::cuda {
 
-__host__ __device__ inline std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
-  return (a + b - 1) / b;
-}
-
 // One kv head of one sequence. Keys [oldest, len_k) exist.
 struct Head : Sequence {
   const AttentionParams& p;

@@ -11,7 +11,6 @@
 
 #include "core/dtypes.hpp"
 #include "core/fields.hpp"
-#include "core/float_environment.hpp"
 #include "core/span.hpp"
 #include "core/text.hpp"
 #include "operations/append_kv/operation.hpp"
@@ -249,10 +248,6 @@ AppendKvProblem AppendKvProblem::parse(std::string_view text) {
   return p;
 }
 
-AppendKvProblem AppendKvProblem::of(const AppendKvArgs& args) {
-  return std::get<AppendKvProblem>(validate(args).problem);
-}
-
 void check(const AppendKvProblem& p) {
   for (const auto& [name, size] : {std::pair{"b", p.b}, {"hk", p.hk}, {"n", p.n}, {"sk", p.sk}})
     if (size < 0 || size > kMaxSize) throw Error(name, std::to_string(size), "0 to 2^48");
@@ -410,11 +405,6 @@ void Op::check_values(const Args& args, const Call& call) {
 
 void Op::set_scalars(const C& c, Args& args) {
   args.cache.kind = c::to_enum(c.kv_kind, Kind::ring, "cache.kind");
-}
-
-Call validate(const AppendKvArgs& args, std::span<const std::byte> workspace) {
-  const FloatEnvironment environment;
-  return validate_by_table(args, workspace);
 }
 
 Needs needs_of(const AppendKvProblem& p) {

@@ -34,16 +34,13 @@ struct AttentionInputs {
       step([](const void* args, Bound& bound) { check_scale_shapes(static_cast<const A*>(args)->kv, bound); }),
       read<&C::k_zero, &A::kv, &K::k_zero>("kv.k_zero", kF32, scales + "k_groups").optional(),
       read<&C::v_zero, &A::kv, &K::v_zero>("kv.v_zero", kF32, scales + "v_groups").optional(),
-      read<&C::cu_seqlens_k, &A::kv, &K::cu_seqlens>("kv.cu_seqlens", kIntegers, "b+1")
-          .in(M::ragged, true)
-          .key("cu_seqlens_k"),
+      read<&C::cu_seqlens_k, &A::kv, &K::cu_seqlens>("kv.cu_seqlens", kIntegers, "b+1").in(M::ragged, true),
       read<&C::block_table, &A::kv, &K::block_table>("kv.block_table", kIntegers, "b n").in(M::paged, true),
       read<&C::kv_seqlens, &A::kv, &K::seqlens>("kv.seqlens", kIntegers, "b")
           .in(M::strided | M::paged | M::ring)
-          .needed(M::paged | M::ring)
-          .key("kv_seqlens"),
+          .needed(M::paged | M::ring),
       read<&C::indices, &A::kv, &K::indices>("kv.indices", kIntegers, "b sq n").in(M::gathered, true),
-      read<&C::kv_counts, &A::kv, &K::counts>("kv.counts", kIntegers, "b sq").in(M::gathered).key("kv_counts"),
+      read<&C::kv_counts, &A::kv, &K::counts>("kv.counts", kIntegers, "b sq").in(M::gathered),
       step([](const void* args, Bound& bound) {
         const A& a = *static_cast<const A*>(args);
         check_lengths(a.cu_seqlens_q, a.kv, bound);

@@ -44,14 +44,6 @@ inline constexpr std::int64_t kSplitKeys = 512, kSplitAlign = 128;
 std::int64_t max_splits(std::int64_t hk, std::int64_t rows);
 std::int64_t min_split_keys(std::int64_t rows);
 
-inline std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
-  return (a + b - 1) / b;
-}
-// The smallest multiple of `step` that is not less than `a`.
-inline std::int64_t round_up(std::int64_t a, std::int64_t step) {
-  return ceil_div(a, step) * step;
-}
-
 // The tuning of plans for `kernel` and its alternatives, unless `rapt tune` has measured another.
 TuningValues default_tuning(const AttentionKernel& kernel);
 // `concurrency`: the most workers the executor offers.

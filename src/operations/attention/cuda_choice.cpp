@@ -7,10 +7,6 @@ namespace {
 
 constexpr int kGroupRows = 64;  // of a warpgroup
 
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
-  return (a + b - 1) / b;
-}
-
 // Rows that the busiest multiprocessor does, in tiles of `tile_rows`.
 std::int64_t busiest_rows(const AttentionShape& s, std::int64_t tile_rows, int multiprocessors) {
   const std::int64_t tiles = s.b * s.hk * ceil_div(s.rows(), tile_rows);

@@ -7,7 +7,6 @@
 #include <string>
 #include <utility>
 
-#include "core/float_environment.hpp"
 #include "core/span.hpp"
 #include "operations/attention/check.hpp"
 #include "operations/attention/lists.hpp"
@@ -89,10 +88,6 @@ void fill_tensors(const AttentionArgs& args, const P& p, AttentionParams& f) {
   if (kv.k_tail) f.k_tail = {kv.k_tail.data, kv.k_tail.dtype, row_strides(kv.k_tail, ragged_k, true), p.k_tail};
 }
 
-bool is_empty(const P& p) {
-  return p.b == 0 || p.hq == 0 || p.sq == 0;
-}
-
 }  // namespace
 
 AttentionProblem bind_forward(const AttentionArgs& args, const Bound& bound, AttentionParams& f,
@@ -112,14 +107,13 @@ AttentionProblem bind_forward(const AttentionArgs& args, const Bound& bound, Att
   check(p);
   if (!on_host && p.page_size > 0 && f.page_count == 0) f.sk = 0;  // no key can be there, whatever lengths say
   check_visible_keys(p, f);
-  if (p.gathered && on_host && !is_empty(p)) lists = read_lists(args.kv.counts, f);
+  if (p.gathered && on_host && p.hq > 0) lists = read_lists(args.kv.counts, f);
   return p;
 }
 
 Call OperationOf<AttentionArgs>::bind(const Args& args, Bound& bound) {
-  Call call{P{}, AttentionParams{}, bound.device, false, nullptr};
-  const P& p = call.problem.emplace<P>(bind_forward(args, bound, std::get<AttentionParams>(call.params), call.storage));
-  call.is_empty = is_empty(p);
+  Call call{P{}, AttentionParams{}, bound.device, bound.writes_nothing(), nullptr};
+  call.problem = bind_forward(args, bound, std::get<AttentionParams>(call.params), call.storage);
   return call;
 }
 
@@ -142,15 +136,6 @@ void fill_sizes(const AttentionProblem& problem, AttentionParams& f) {
   f.tokens = p.gathered ? problem.sq : 0;
   f.k_quant.group = (p.d - p.k_tail) / std::max<int64_t>(p.k_groups, 1);
   f.v_quant.group = p.dv / std::max<int64_t>(p.v_groups, 1);
-}
-
-Call validate(const AttentionArgs& args, std::span<const std::byte> workspace) {
-  const FloatEnvironment environment;  // for the default scale
-  return validate_by_table(args, workspace);
-}
-
-AttentionProblem AttentionProblem::of(const AttentionArgs& args) {
-  return std::get<AttentionProblem>(validate(args).problem);
 }
 
 Needs needs_of(const AttentionProblem& p) {

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "core/fields.hpp"
-#include "core/float_environment.hpp"
 #include "core/span.hpp"
 #include "operations/attention/check.hpp"
 #include "operations/attention_backward/operation.hpp"
@@ -72,6 +71,26 @@ void fill_bias(const MutableTensorView& t, AttentionBackwardParams& f) {
   f.grad_bias_b = size[0], f.grad_bias_h = size[1], f.grad_bias_q = size[2], f.grad_bias_k = size[3];
 }
 
+// What has no gradients.
+void check_kinds(const P& p) {
+  if (p.page_size > 0 || p.ring) throw Error("kv", "pages or a ring", "KvSource::strided, ragged or gathered");
+  check_float("q", p.q_dtype), check_float("k", p.kv_dtype);
+}
+
+// Beside the forward.
+void check_gradients(const P& p) {
+  check_float("dout", p.dout_dtype);
+  if (!p.gathered && p.pool != 0) throw Error("pool", std::to_string(p.pool) + " rows", "none without gathered keys");
+  if (p.pool < 0 || p.pool > kMaxSize) throw Error("pool", std::to_string(p.pool) + " rows", "0 to 2^48");
+  if (p.grads > P::kAll) throw Error("problem", "unknown gradients", "dq, dk and dv");
+  if (p.grads == 0 && !p.dbias && !p.dsinks && !p.dalibi)
+    throw Error("dq", "no gradient at all", "one or more of dq, dk, dv, dbias, dsinks and dalibi");
+  for (const auto& [name, wanted, of, given] : {std::tuple{"dbias", p.dbias, "bias", p.bias != P::kNone},
+                                                {"dsinks", p.dsinks, "sinks", p.sinks},
+                                                {"dalibi", p.dalibi, "alibi", p.alibi}})
+    if (wanted && !given) throw Error(name, "a gradient without " + std::string(of), std::string(of) + ", too");
+}
+
 }  // namespace
 
 Call OperationOf<AttentionBackwardArgs>::bind(const Args& args, Bound& bound) {
@@ -104,7 +123,7 @@ Call OperationOf<AttentionBackwardArgs>::bind(const Args& args, Bound& bound) {
   f.grad_sinks = gradient_of_heads(args.dsinks), f.grad_alibi = gradient_of_heads(args.dalibi);
   p.dbias = static_cast<bool>(args.dbias), p.dsinks = static_cast<bool>(args.dsinks);
   p.dalibi = static_cast<bool>(args.dalibi);
-  check(p);
+  check_kinds(p), check_gradients(p);  // bind_forward() has checked the rest
   // There may be no row, and yet gradients to fill with zeros.
   return {p, f, bound.device, bound.writes_nothing(), std::move(lists)};
 }
@@ -133,29 +152,10 @@ AttentionBackwardProblem AttentionBackwardProblem::parse(std::string_view text) 
   return p;
 }
 
-AttentionBackwardProblem AttentionBackwardProblem::of(const AttentionBackwardArgs& args) {
-  return std::get<AttentionBackwardProblem>(validate(args).problem);
-}
-
 void check(const AttentionBackwardProblem& p) {
-  if (p.page_size > 0 || p.ring) throw Error("kv", "pages or a ring", "KvSource::strided, ragged or gathered");
-  check_float("q", p.q_dtype), check_float("k", p.kv_dtype);
+  check_kinds(p);
   check(static_cast<const AttentionProblem&>(p));
-  check_float("dout", p.dout_dtype);
-  if (!p.gathered && p.pool != 0) throw Error("pool", std::to_string(p.pool) + " rows", "none without gathered keys");
-  if (p.pool < 0 || p.pool > kMaxSize) throw Error("pool", std::to_string(p.pool) + " rows", "0 to 2^48");
-  if (p.grads > P::kAll) throw Error("problem", "unknown gradients", "dq, dk and dv");
-  if (p.grads == 0 && !p.dbias && !p.dsinks && !p.dalibi)
-    throw Error("dq", "no gradient at all", "one or more of dq, dk, dv, dbias, dsinks and dalibi");
-  for (const auto& [name, wanted, of, given] : {std::tuple{"dbias", p.dbias, "bias", p.bias != P::kNone},
-                                                {"dsinks", p.dsinks, "sinks", p.sinks},
-                                                {"dalibi", p.dalibi, "alibi", p.alibi}})
-    if (wanted && !given) throw Error(name, "a gradient without " + std::string(of), std::string(of) + ", too");
-}
-
-Call validate(const AttentionBackwardArgs& args, std::span<const std::byte> workspace) {
-  const FloatEnvironment environment;  // for the default scale
-  return validate_by_table(args, workspace);
+  check_gradients(p);
 }
 
 Needs needs_of(const AttentionBackwardProblem& p) {

@@ -3,13 +3,11 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <limits>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "core/fields.hpp"
-#include "core/float_environment.hpp"
 #include "core/span.hpp"
 #include "core/text.hpp"
 #include "operations/c_values.hpp"
@@ -92,11 +90,6 @@ P sizes_of(const Bound& bound) {
   return p;
 }
 
-void check_list_size(const char* name, const TensorView& t) {
-  if (t.shape[0] > std::numeric_limits<std::int32_t>::max())
-    throw Error(name, "shape " + shape_text(t), "less than 2^31 elements");
-}
-
 void bind_gate(const DeltaRuleArgs& args, DeltaRuleParams& f) {
   f.gate = args.gate;
   if (!args.gate) {
@@ -138,7 +131,6 @@ void bind_slots(const DeltaRuleArgs& args, P& p, const Bound& bound, DeltaRulePa
   if (const auto twice = std::adjacent_find(used.begin(), used.end()); twice != used.end())
     throw Error("state_slots", "slot " + std::to_string(*twice) + " twice", "a slot of its own for each state");
   if (!args.accepted) return;
-  check_list_size("accepted", args.accepted);
   f.accepted = integers_of(args.accepted);
   for (int64_t b = 0; b < p.b; ++b)
     if (const int64_t count = f.accepted[b]; count < 1 || count > n)
@@ -192,11 +184,9 @@ unsigned DeltaRuleModes::of(const DeltaRuleArgs& args) {
 void derive_delta_rule_sizes(const DeltaRuleArgs& args, Bound& bound) {
   if (static_cast<std::size_t>(args.rule) >= kRules.size())
     throw Error("rule", std::to_string(static_cast<int>(args.rule)), "one of UpdateRule");
-  if (args.cu_seqlens) {
-    check_list_size("cu_seqlens", args.cu_seqlens);
+  if (args.cu_seqlens)
     bound.derive(id("t"), check_starts("cu_seqlens", integers_of(args.cu_seqlens), args.cu_seqlens.shape[0],
                                        bound[id("total")]));
-  }
   const P p = sizes_of(bound);
   check(p);
   bound.derive(id("h"), p.state_heads());
@@ -205,7 +195,6 @@ void derive_delta_rule_sizes(const DeltaRuleArgs& args, Bound& bound) {
 
 DeltaRuleProblem bind_delta_rule(const DeltaRuleArgs& args, const TensorView& out, const TensorView& final,
                                  const Bound& bound, DeltaRuleParams& f) {
-  const FloatEnvironment environment;  // for the default scale
   const bool is_ragged = bound.mode & DeltaRuleModes::ragged;
   P p = sizes_of(bound);
   p.dtype = args.q.dtype;
@@ -251,10 +240,6 @@ DeltaRuleProblem DeltaRuleProblem::parse(std::string_view text) {
   words.read(p, kFields);
   complete(words, p);
   return p;
-}
-
-DeltaRuleProblem DeltaRuleProblem::of(const DeltaRuleArgs& args) {
-  return std::get<DeltaRuleProblem>(validate(args).problem);
 }
 
 void check(const DeltaRuleProblem& p) {
@@ -305,10 +290,6 @@ void OperationOf<DeltaRuleArgs>::set_scalars(const C& c, Args& args) {
   args.beta_double = c.beta_double != 0;
   args.gate = c.gate != 0;
   if (c.has_gate_lower_bound) args.gate_lower_bound = c.gate_lower_bound;
-}
-
-Call validate(const DeltaRuleArgs& args, std::span<const std::byte> workspace) {
-  return validate_by_table(args, workspace);
 }
 
 Needs needs_of(const DeltaRuleProblem& p) {

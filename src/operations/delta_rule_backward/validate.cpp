@@ -35,10 +35,6 @@ DeltaRuleBackwardProblem DeltaRuleBackwardProblem::parse(std::string_view text) 
   return p;
 }
 
-DeltaRuleBackwardProblem DeltaRuleBackwardProblem::of(const DeltaRuleBackwardArgs& args) {
-  return std::get<P>(validate(args).problem);
-}
-
 void check(const DeltaRuleBackwardProblem& p) {
   check(static_cast<const DeltaRuleProblem&>(p));
   if (p.slots) throw Error("slots", "a pool", "none: states in pools have no gradients");
@@ -67,10 +63,6 @@ Call OperationOf<DeltaRuleBackwardArgs>::bind(const Args& args, Bound& bound) {
   f.grad_a_log = head_gradient(args.da_log);
   f.grad_dt_bias = head_gradient(args.ddt_bias);
   return {p, f, {}, bound.writes_nothing(), nullptr};
-}
-
-Call validate(const DeltaRuleBackwardArgs& args, std::span<const std::byte> workspace) {
-  return validate_by_table(args, workspace);
 }
 
 Needs needs_of(const DeltaRuleBackwardProblem& p) {

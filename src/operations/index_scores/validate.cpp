@@ -6,7 +6,6 @@
 
 #include "core/dtypes.hpp"
 #include "core/fields.hpp"
-#include "core/float_environment.hpp"
 #include "core/span.hpp"
 #include "core/text.hpp"
 #include "operations/c_values.hpp"
@@ -116,10 +115,6 @@ IndexScoresProblem IndexScoresProblem::parse(std::string_view text) {
   return p;
 }
 
-IndexScoresProblem IndexScoresProblem::of(const IndexScoresArgs& args) {
-  return std::get<IndexScoresProblem>(validate(args).problem);
-}
-
 void check(const IndexScoresProblem& p) {
   for (const auto& [name, size] : {std::pair{"b", p.b}, {"sq", p.sq}, {"sk", p.sk}, {"h", p.h}, {"indices", p.topk}})
     if (size < 0 || size > kMaxSize) throw Error(name, std::to_string(size), "0 to 2^48");
@@ -214,11 +209,6 @@ void Op::set_scalars(const C& c, Args& args) {
   if (c.has_scale) args.scale = c.scale;
   args.relu = c.relu != 0, args.causal = c.causal != 0;
   args.align = c::to_align(c.align, c.align_offset, "align");
-}
-
-Call validate(const IndexScoresArgs& args, std::span<const std::byte> workspace) {
-  const FloatEnvironment environment;  // for the default scale
-  return validate_by_table(args, workspace);
 }
 
 Needs needs_of(const IndexScoresProblem& p) {

@@ -40,10 +40,6 @@ MergeStatesProblem MergeStatesProblem::parse(std::string_view text) {
   return p;
 }
 
-MergeStatesProblem MergeStatesProblem::of(const MergeStatesArgs& args) {
-  return std::get<MergeStatesProblem>(validate(args).problem);
-}
-
 void check(const MergeStatesProblem& p) {
   for (const DType dtype : {p.dtype, p.out_dtype}) check_float("outs", dtype);
   if (p.rows < 0 || p.rows > kMaxOffset) throw Error("outs", std::to_string(p.rows) + " rows", "0 to 2^52");
@@ -75,10 +71,6 @@ Call OperationOf<MergeStatesArgs>::bind(const Args& args, Bound& bound) {
   const P problem{first.dtype, args.out.dtype, bound.device.type,          is_empty ? 0 : b * h * s,
                   dv,          f.count,        static_cast<bool>(args.lse)};
   return {problem, f, bound.device, is_empty, states};
-}
-
-Call validate(const MergeStatesArgs& args, std::span<const std::byte> workspace) {
-  return validate_by_table(args, workspace);
 }
 
 Needs needs_of(const MergeStatesProblem& p) {

@@ -27,10 +27,6 @@ SelectTopkProblem SelectTopkProblem::parse(std::string_view text) {
   return p;
 }
 
-SelectTopkProblem SelectTopkProblem::of(const SelectTopkArgs& args) {
-  return std::get<SelectTopkProblem>(validate(args).problem);
-}
-
 void check(const SelectTopkProblem& p) {
   if (p.rows < 0 || p.rows > kMaxOffset) throw Error("scores", std::to_string(p.rows) + " rows", "0 to 2^52");
   if (p.sk < 0 || p.sk > INT32_MAX) throw Error("scores", std::to_string(p.sk) + " keys", "less than 2^31");
@@ -53,10 +49,6 @@ Call OperationOf<SelectTopkArgs>::bind(const Args& args, Bound& bound) {
                                 sk,
                                 n};
   return {problem, params, {}, is_empty, nullptr};
-}
-
-Call validate(const SelectTopkArgs& args, std::span<const std::byte> workspace) {
-  return validate_by_table(args, workspace);
 }
 
 Needs needs_of(const SelectTopkProblem&) {
