@@ -129,35 +129,51 @@ void run_stream(const StreamPlan& plan, const Context::Impl& context, const Call
   run_workers(workers, plan.threads, context, tasks);
 }
 
-// The entry of such an operation. A derived class says how much work a problem is.
-template <class Kernel, class Params>
-class StreamEntry : public CpuEntry {
+// How much work a problem is on a kernel.
+template <class Kernel>
+using WorkOf = StreamWork (*)(const Problem& problem, const Kernel& kernel);
+
+// The entry of such an operation.
+template <class Params, class Kernel>
+class StreamEntry final : public CpuEntry {
  public:
-  StreamEntry(const Kernel& kernel, const BuiltIsa& built) : CpuEntry(kernel.facts, built), kernel_(kernel) {
+  StreamEntry(const Kernel& kernel, const BuiltIsa& built, WorkOf<Kernel> work_of)
+      : CpuEntry(kernel.facts, built), kernel_(kernel), work_of_(work_of) {
     tuning.items_per_worker = kTurns;
   }
 
-  std::string_view refuse(const Problem&, const Context::Impl& context) const final { return refuse_isa(context); }
-  std::unique_ptr<EntryPlan> plan(const Problem& problem, const Context::Impl& context) const final {
+  std::string_view refuse(const Problem&, const Context::Impl& context) const override { return refuse_isa(context); }
+  std::unique_ptr<EntryPlan> plan(const Problem& problem, const Context::Impl& context) const override {
     const TuningValues& values = tuning_in(context);
-    return std::make_unique<StreamPlan>(work_of(problem), bytes_per_worker(values), values.items_per_worker,
+    return std::make_unique<StreamPlan>(work_of_(problem, kernel_), bytes_per_worker(values), values.items_per_worker,
                                         context.concurrency());
   }
-  std::size_t max_workspace_bytes(const Problem& largest, const Context::Impl& context) const final {
-    return static_cast<std::size_t>(context.concurrency()) * work_of(largest).scratch_bytes;
+  std::size_t max_workspace_bytes(const Problem& largest, const Context::Impl& context) const override {
+    return static_cast<std::size_t>(context.concurrency()) * work_of_(largest, kernel_).scratch_bytes;
   }
   void run(const EntryPlan& plan, const Call& call, const Context::Impl& context, const CallTasks* tasks,
-           std::byte* workspace) const final {
+           std::byte* workspace) const override {
     const auto& params = std::get<Params>(call.params);
     run_stream(
         static_cast<const StreamPlan&>(plan), context, tasks, workspace,
         [&](std::int64_t begin, std::int64_t end, std::byte* scratch) { kernel_.run(params, begin, end, scratch); });
   }
 
- protected:
-  virtual StreamWork work_of(const Problem& problem) const = 0;
-
+ private:
   const Kernel& kernel_;
+  const WorkOf<Kernel> work_of_;
 };
+
+// Adds one for each ISA. `same_bits`: whether all give the same, so that tuning may put any first.
+template <class Params, class Kernels, class Kernel>
+void add_stream_entries(const CpuMachine& machine, Entries& entries, Kernels IsaKernels::*kernels,
+                        StreamWork (*work_of)(const Problem&, const Kernel&), bool same_bits) {
+  for (const BuiltIsa& built : machine.isas)
+    if (const Kernel* kernel = (built.kernels->*kernels).all) {
+      auto entry = std::make_unique<StreamEntry<Params, Kernel>>(*kernel, built, work_of);
+      if (same_bits) entry->tuning.first = 0;
+      entries.push_back(std::move(entry));
+    }
+}
 
 }  // namespace rapt::cpu
