@@ -5,6 +5,7 @@
 #include <functional>
 #include <initializer_list>
 #include <limits>
+#include <span>
 #include <string>
 
 #include "support/catch.hpp"
@@ -27,7 +28,46 @@ inline bool is_one_of(const std::string& name, std::initializer_list<const char*
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-/// Spoils the arguments of a valid case and expects the refusal to name `argument`, from every door into the library.
+/// Spoils the arguments of a valid case and expects the refusal to name `argument`, from every door into the library,
+/// and no output to change. The case should have pages of its own for every tensor, so that moving an output a little
+/// cannot make it meet a neighbour.
+template <class Case, class Args>
+void check_refusal(const std::string& argument, Case c, void (*call)(const Args&, const Context&, std::span<std::byte>),
+                   const std::function<void(Args&)>& spoil) {
+  using P = decltype(c.problem);
+  const Plan plan(c.args(), Context());
+  Args args = c.args();
+  INFO(argument << ": " << c.problem.to_string());
+  REQUIRE_NOTHROW(P::of(args));
+  spoil(args);
+  CHECK(refused_argument([&] { call(args, default_context(), {}); }) == argument);
+  CHECK(refused_argument([&] { P::of(args); }) == argument);
+  CHECK(refused_argument([&] { Plan{args}; }) == argument);
+  CHECK(refused_argument([&] { plan.run(args); }) == argument);
+  for (const Tensor* t : c.outputs()) CHECK(same_bits(*t, Tensor(t->dtype(), t->layout())));
+}
+
+/// A tensor of the arguments, for spoiling one after another, and a problem whose case has it.
+template <class Args>
+struct TensorField {
+  const char* name;
+  const char* words;
+  Layout& (*layout)(Args&);
+  const void*& (*data)(Args&);
+  DType& (*dtype)(Args&);
+  Device& (*device)(Args&);
+};
+template <class Args, auto... kPath>
+constexpr TensorField<Args> tensor_field(const char* name, const char* words) {
+  return {name,
+          words,
+          [](Args& a) -> Layout& { return (a.*....*kPath); },
+          [](Args& a) -> const void*& { return const_cast<const void*&>((a.*....*kPath).data); },
+          [](Args& a) -> DType& { return (a.*....*kPath).dtype; },
+          [](Args& a) -> Device& { return (a.*....*kPath).device; }};
+}
+
+/// The same of attention, whose cases have two outputs.
 inline void refuses(const std::string& argument, const std::function<void(AttentionArgs&, Case&)>& spoil,
                     const AttentionProblem& problem) {
   // With pages of its own for every tensor, so that moving an output a little cannot make it meet a neighbour.

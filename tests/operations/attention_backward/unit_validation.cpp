@@ -41,24 +41,16 @@ void refuses(const std::string& argument, const Spoil& spoil, const std::string&
   for (std::size_t i = 0; i < fresh.size(); ++i) CHECK(same_bits(*c.outputs()[i], fresh[i]));
 }
 
-struct Field {
-  const char* name;
-  Layout& (*layout)(AttentionBackwardArgs&);
-  const void*& (*data)(AttentionBackwardArgs&);
-  DType& (*dtype)(AttentionBackwardArgs&);
-};
-template <auto kMember>
-constexpr Field field(const char* name) {
-  return {name, [](AttentionBackwardArgs& a) -> Layout& { return a.*kMember; },
-          [](AttentionBackwardArgs& a) -> const void*& { return const_cast<const void*&>((a.*kMember).data); },
-          [](AttentionBackwardArgs& a) -> DType& { return (a.*kMember).dtype; }};
-}
 using A = AttentionBackwardArgs;
+using Field = TensorField<A>;
 /// What the forward does not have as such.
-constexpr Field kFields[] = {field<&A::q>("q"),           field<&A::out>("out"),      field<&A::lse>("lse"),
-                             field<&A::dout>("dout"),     field<&A::dlse>("dlse"),    field<&A::dq>("dq"),
-                             field<&A::dk>("dk"),         field<&A::dv>("dv"),        field<&A::dbias>("dbias"),
-                             field<&A::dsinks>("dsinks"), field<&A::dalibi>("dalibi")};
+constexpr Field kFields[] = {
+    tensor_field<A, &A::q>("q", kWhole),          tensor_field<A, &A::out>("out", kWhole),
+    tensor_field<A, &A::lse>("lse", kWhole),      tensor_field<A, &A::dout>("dout", kWhole),
+    tensor_field<A, &A::dlse>("dlse", kWhole),    tensor_field<A, &A::dq>("dq", kWhole),
+    tensor_field<A, &A::dk>("dk", kWhole),        tensor_field<A, &A::dv>("dv", kWhole),
+    tensor_field<A, &A::dbias>("dbias", kWhole),  tensor_field<A, &A::dsinks>("dsinks", kWhole),
+    tensor_field<A, &A::dalibi>("dalibi", kWhole)};
 
 }  // namespace
 

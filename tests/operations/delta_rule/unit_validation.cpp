@@ -35,20 +35,8 @@ DeltaRuleCase whole(const std::string& words, Placement placement = Placement::h
   }
 }
 
-/// Spoils the arguments of a valid case and expects the refusal to name `argument`, from every door into the library,
-/// and no output to change.
 void refuses(const std::string& argument, const Spoil& spoil, const std::string& words = kSmall) {
-  DeltaRuleCase c = whole(words, Placement::front);
-  const Plan plan(c.args(), Context());
-  DeltaRuleArgs args = c.args();
-  INFO(argument << ": " << words);
-  REQUIRE_NOTHROW(DeltaRuleProblem::of(args));
-  spoil(args);
-  CHECK(refused_argument([&] { delta_rule(args); }) == argument);
-  CHECK(refused_argument([&] { DeltaRuleProblem::of(args); }) == argument);
-  CHECK(refused_argument([&] { Plan{args}; }) == argument);
-  CHECK(refused_argument([&] { plan.run(args); }) == argument);
-  for (const Tensor* t : c.outputs()) CHECK(same_bits(*t, Tensor(t->dtype(), t->layout())));
+  check_refusal(argument, whole(words, Placement::front), delta_rule, spoil);
 }
 void accepts(const Spoil& change, const std::string& words = kSmall) {
   DeltaRuleCase c = whole(words);
@@ -57,37 +45,21 @@ void accepts(const Spoil& change, const std::string& words = kSmall) {
   CHECK(refused_text([&] { delta_rule(args); }) == "");
 }
 
-struct Field {
-  const char* name;
-  const char* words;
-  Layout& (*layout)(DeltaRuleArgs&);
-  const void*& (*data)(DeltaRuleArgs&);
-  DType& (*dtype)(DeltaRuleArgs&);
-  Device& (*device)(DeltaRuleArgs&);
-};
-template <auto kMember>
-constexpr Field field(const char* name, const char* words) {
-  return {name,
-          words,
-          [](A& a) -> Layout& { return a.*kMember; },
-          [](A& a) -> const void*& { return const_cast<const void*&>((a.*kMember).data); },
-          [](A& a) -> DType& { return (a.*kMember).dtype; },
-          [](A& a) -> Device& { return (a.*kMember).device; }};
-}
-constexpr Field kFields[] = {field<&A::q>("q", kSmall),
-                             field<&A::k>("k", kSmall),
-                             field<&A::v>("v", kSmall),
-                             field<&A::g>("g", kSmall),
-                             field<&A::g>("g", kGated),
-                             field<&A::beta>("beta", kSmall),
-                             field<&A::out>("out", kSmall),
-                             field<&A::initial_state>("initial_state", kSmall),
-                             field<&A::final_state>("final_state", kSmall),
-                             field<&A::cu_seqlens>("cu_seqlens", kRagged),
-                             field<&A::state_slots>("state_slots", kSlots),
-                             field<&A::accepted>("accepted", kSlots),
-                             field<&A::a_log>("a_log", kGated),
-                             field<&A::dt_bias>("dt_bias", kGated)};
+using Field = TensorField<A>;
+constexpr Field kFields[] = {tensor_field<A, &A::q>("q", kSmall),
+                             tensor_field<A, &A::k>("k", kSmall),
+                             tensor_field<A, &A::v>("v", kSmall),
+                             tensor_field<A, &A::g>("g", kSmall),
+                             tensor_field<A, &A::g>("g", kGated),
+                             tensor_field<A, &A::beta>("beta", kSmall),
+                             tensor_field<A, &A::out>("out", kSmall),
+                             tensor_field<A, &A::initial_state>("initial_state", kSmall),
+                             tensor_field<A, &A::final_state>("final_state", kSmall),
+                             tensor_field<A, &A::cu_seqlens>("cu_seqlens", kRagged),
+                             tensor_field<A, &A::state_slots>("state_slots", kSlots),
+                             tensor_field<A, &A::accepted>("accepted", kSlots),
+                             tensor_field<A, &A::a_log>("a_log", kGated),
+                             tensor_field<A, &A::dt_bias>("dt_bias", kGated)};
 
 }  // namespace
 

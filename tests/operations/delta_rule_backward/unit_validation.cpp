@@ -41,20 +41,8 @@ bool is_untouched(C& c) {
                      [](const Tensor* t) { return same_bits(*t, Tensor(t->dtype(), t->layout())); });
 }
 
-/// Spoils the arguments of a valid case and expects the refusal to name `argument`, from every door into the library,
-/// and no gradient to change.
 void refuses(const std::string& argument, const Spoil& spoil, const std::string& words = kSmall) {
-  C c = whole(words, Placement::front);
-  const Plan plan(c.args(), Context());
-  A args = c.args();
-  INFO(argument << ": " << words);
-  REQUIRE_NOTHROW(DeltaRuleBackwardProblem::of(args));
-  spoil(args);
-  CHECK(refused_argument([&] { delta_rule_backward(args); }) == argument);
-  CHECK(refused_argument([&] { DeltaRuleBackwardProblem::of(args); }) == argument);
-  CHECK(refused_argument([&] { Plan{args}; }) == argument);
-  CHECK(refused_argument([&] { plan.run(args); }) == argument);
-  CHECK(is_untouched(c));
+  check_refusal(argument, whole(words, Placement::front), delta_rule_backward, spoil);
 }
 void accepts(const Spoil& change, const std::string& words = kSmall) {
   C c = whole(words);
@@ -63,52 +51,29 @@ void accepts(const Spoil& change, const std::string& words = kSmall) {
   CHECK(refused_text([&] { delta_rule_backward(args); }) == "");
 }
 
-struct Field {
-  const char* name;
-  const char* words;
-  Layout& (*layout)(A&);
-  const void*& (*data)(A&);
-  DType& (*dtype)(A&);
-  Device& (*device)(A&);
-};
-template <auto kMember>
-constexpr auto& member(A& a) {
-  if constexpr (std::is_member_object_pointer_v<decltype(kMember)> &&
-                std::is_invocable_v<decltype(kMember), DeltaRuleArgs&>)
-    return a.forward.*kMember;
-  else return a.*kMember;
-}
-template <auto kMember>
-constexpr Field field(const char* name, const char* words) {
-  return {name,
-          words,
-          [](A& a) -> Layout& { return member<kMember>(a); },
-          [](A& a) -> const void*& { return const_cast<const void*&>(member<kMember>(a).data); },
-          [](A& a) -> DType& { return member<kMember>(a).dtype; },
-          [](A& a) -> Device& { return member<kMember>(a).device; }};
-}
+using Field = TensorField<A>;
 using F = DeltaRuleArgs;
-constexpr Field kFields[] = {field<&F::q>("q", kSmall),
-                             field<&F::k>("k", kSmall),
-                             field<&F::v>("v", kSmall),
-                             field<&F::g>("g", kSmall),
-                             field<&F::g>("g", kGated),
-                             field<&F::beta>("beta", kSmall),
-                             field<&F::initial_state>("initial_state", kSmall),
-                             field<&F::cu_seqlens>("cu_seqlens", kRagged),
-                             field<&F::a_log>("a_log", kGated),
-                             field<&F::dt_bias>("dt_bias", kGated),
-                             field<&A::dout>("dout", kSmall),
-                             field<&A::dfinal_state>("dfinal_state", kSmall),
-                             field<&A::dq>("dq", kSmall),
-                             field<&A::dk>("dk", kRagged),
-                             field<&A::dv>("dv", kSmall),
-                             field<&A::dg>("dg", kSmall),
-                             field<&A::dg>("dg", kGated),
-                             field<&A::dbeta>("dbeta", kRagged),
-                             field<&A::dinitial_state>("dinitial_state", kSmall),
-                             field<&A::da_log>("da_log", kGated),
-                             field<&A::ddt_bias>("ddt_bias", kGated)};
+constexpr Field kFields[] = {tensor_field<A, &A::forward, &F::q>("q", kSmall),
+                             tensor_field<A, &A::forward, &F::k>("k", kSmall),
+                             tensor_field<A, &A::forward, &F::v>("v", kSmall),
+                             tensor_field<A, &A::forward, &F::g>("g", kSmall),
+                             tensor_field<A, &A::forward, &F::g>("g", kGated),
+                             tensor_field<A, &A::forward, &F::beta>("beta", kSmall),
+                             tensor_field<A, &A::forward, &F::initial_state>("initial_state", kSmall),
+                             tensor_field<A, &A::forward, &F::cu_seqlens>("cu_seqlens", kRagged),
+                             tensor_field<A, &A::forward, &F::a_log>("a_log", kGated),
+                             tensor_field<A, &A::forward, &F::dt_bias>("dt_bias", kGated),
+                             tensor_field<A, &A::dout>("dout", kSmall),
+                             tensor_field<A, &A::dfinal_state>("dfinal_state", kSmall),
+                             tensor_field<A, &A::dq>("dq", kSmall),
+                             tensor_field<A, &A::dk>("dk", kRagged),
+                             tensor_field<A, &A::dv>("dv", kSmall),
+                             tensor_field<A, &A::dg>("dg", kSmall),
+                             tensor_field<A, &A::dg>("dg", kGated),
+                             tensor_field<A, &A::dbeta>("dbeta", kRagged),
+                             tensor_field<A, &A::dinitial_state>("dinitial_state", kSmall),
+                             tensor_field<A, &A::da_log>("da_log", kGated),
+                             tensor_field<A, &A::ddt_bias>("ddt_bias", kGated)};
 constexpr MutableTensorView A::*kGradients[] = {&A::dq,     &A::dk,      &A::dv, &A::dg, &A::dbeta, &A::dinitial_state,
                                                 &A::da_log, &A::ddt_bias};
 

@@ -36,20 +36,8 @@ SelectTopkProblem selection_of(const std::string& words) {
   return SelectTopkProblem::parse("select_topk " + words);
 }
 
-/// Spoils the arguments of a valid case and expects the refusal to name `argument`, from every door into the library,
-/// and no output to change.
 void refuses(const std::string& argument, const Spoil& spoil, const std::string& words = kSmall) {
-  IndexScoresCase c(problem_of(words), kBothEnds, Placement::front);
-  const Plan plan(c.args(), Context());
-  A args = c.args();
-  INFO(argument << ": " << words);
-  REQUIRE_NOTHROW(IndexScoresProblem::of(args));
-  spoil(args);
-  CHECK(refused_argument([&] { index_scores(args); }) == argument);
-  CHECK(refused_argument([&] { IndexScoresProblem::of(args); }) == argument);
-  CHECK(refused_argument([&] { Plan{args}; }) == argument);
-  CHECK(refused_argument([&] { plan.run(args); }) == argument);
-  for (const Tensor* t : c.outputs()) CHECK(same_bits(*t, Tensor(t->dtype(), t->layout())));
+  check_refusal(argument, IndexScoresCase(problem_of(words), kBothEnds, Placement::front), index_scores, spoil);
 }
 void accepts(const Spoil& change, const std::string& words = kSmall) {
   IndexScoresCase c(problem_of(words), kBothEnds);
@@ -58,62 +46,36 @@ void accepts(const Spoil& change, const std::string& words = kSmall) {
   CHECK(refused_text([&] { index_scores(args); }) == "");
 }
 void refuses_selection(const std::string& argument, const std::function<void(S&)>& spoil) {
-  SelectTopkCase c(selection_of("rows=12 sk=9 n=4"), 2, Placement::front);
-  const Plan plan(c.args(), Context());
-  S args = c.args();
-  INFO(argument);
-  spoil(args);
-  CHECK(refused_argument([&] { select_topk(args); }) == argument);
-  CHECK(refused_argument([&] { SelectTopkProblem::of(args); }) == argument);
-  CHECK(refused_argument([&] { Plan{args}; }) == argument);
-  CHECK(refused_argument([&] { plan.run(args); }) == argument);
-  CHECK(same_bits(c.indices, Tensor(DType::i32, c.indices.layout())));
+  check_refusal(argument, SelectTopkCase(selection_of("rows=12 sk=9 n=4"), 2, Placement::front), select_topk, spoil);
 }
 
-template <class Args>
-struct Field {
-  const char* name;
-  const char* words;
-  Layout& (*layout)(Args&);
-  const void*& (*data)(Args&);
-  DType& (*dtype)(Args&);
-  Device& (*device)(Args&);
-};
-template <auto kMember, class Args>
-constexpr Field<Args> field(const char* name, const char* words) {
-  return {name,
-          words,
-          [](Args& a) -> Layout& { return a.*kMember; },
-          [](Args& a) -> const void*& { return const_cast<const void*&>((a.*kMember).data); },
-          [](Args& a) -> DType& { return (a.*kMember).dtype; },
-          [](Args& a) -> Device& { return (a.*kMember).device; }};
-}
-constexpr Field<A> kFields[] = {field<&A::q, A>("q", kSmall),
-                                field<&A::k, A>("k", kSmall),
-                                field<&A::k, A>("k", kQuantized),
-                                field<&A::k, A>("k", kPaged),
-                                field<&A::weights, A>("weights", kSmall),
-                                field<&A::scores, A>("scores", kSmall),
-                                field<&A::indices, A>("indices", kSmall),
-                                field<&A::k_scale, A>("k_scale", kQuantized),
-                                field<&A::k_scale, A>("k_scale", kPagedQuantized),
-                                field<&A::seqlens, A>("seqlens", kSmall),
-                                field<&A::block_table, A>("block_table", kPaged),
-                                field<&A::key_begin, A>("key_begin", kSmall),
-                                field<&A::key_end, A>("key_end", kSmall)};
-constexpr Field<S> kOfSelection[] = {field<&S::scores, S>("scores", ""), field<&S::indices, S>("indices", "")};
+constexpr TensorField<A> kFields[] = {tensor_field<A, &A::q>("q", kSmall),
+                                      tensor_field<A, &A::k>("k", kSmall),
+                                      tensor_field<A, &A::k>("k", kQuantized),
+                                      tensor_field<A, &A::k>("k", kPaged),
+                                      tensor_field<A, &A::weights>("weights", kSmall),
+                                      tensor_field<A, &A::scores>("scores", kSmall),
+                                      tensor_field<A, &A::indices>("indices", kSmall),
+                                      tensor_field<A, &A::k_scale>("k_scale", kQuantized),
+                                      tensor_field<A, &A::k_scale>("k_scale", kPagedQuantized),
+                                      tensor_field<A, &A::seqlens>("seqlens", kSmall),
+                                      tensor_field<A, &A::block_table>("block_table", kPaged),
+                                      tensor_field<A, &A::key_begin>("key_begin", kSmall),
+                                      tensor_field<A, &A::key_end>("key_end", kSmall)};
+constexpr TensorField<S> kOfSelection[] = {tensor_field<S, &S::scores>("scores", ""),
+                                           tensor_field<S, &S::indices>("indices", "")};
 
 }  // namespace
 
 TEST_CASE("validation of index_scores: sizes and strides of every tensor", "[unit]") {
-  for (const Field<A>& m : kFields)
+  for (const TensorField<A>& m : kFields)
     for (const auto spoil : kBadLayouts)
       refuses(
           m.name, [&](A& a) { spoil(m.layout(a)); }, m.words);
 }
 
 TEST_CASE("validation of index_scores: null, misaligned, of another type and on another device", "[unit]") {
-  for (const Field<A>& m : kFields) {
+  for (const TensorField<A>& m : kFields) {
     const auto spoils = [&](const Spoil& spoil) { refuses(m.name, spoil, m.words); };
     spoils([&](A& a) { m.data(a) = nullptr; });
     if (m.words != kQuantized || m.name != std::string("k"))  // bytes are aligned anywhere
@@ -136,7 +98,7 @@ TEST_CASE("validation of index_scores: null, misaligned, of another type and on 
 }
 
 TEST_CASE("validation of index_scores: shapes agree", "[unit]") {
-  for (const Field<A>& m : kFields) {
+  for (const TensorField<A>& m : kFields) {
     const std::string name = m.name;
     if (name != "q") {  // which has the say
       const auto rank = name == "seqlens" ? 1 : is_one_of(name, {"k", "weights", "scores", "indices"}) ? 3 : 2;
@@ -260,7 +222,7 @@ TEST_CASE("validation of index_scores: lengths and pages", "[unit]") {
 
 TEST_CASE("validation of index_scores: overlaps", "[unit]") {
   for (const char* words : {kSmall, kPaged, kQuantized})
-    for (const Field<A>& m : kFields)
+    for (const TensorField<A>& m : kFields)
       for (MutableTensorView A::*written : {&A::scores, &A::indices}) {
         IndexScoresCase c(problem_of(words), kBothEnds);
         A args = c.args();
@@ -335,7 +297,7 @@ TEST_CASE("validation of index_scores: problems that no arguments could give", "
 }
 
 TEST_CASE("validation of select_topk: sizes, types, devices and addresses of both tensors", "[unit]") {
-  for (const Field<S>& m : kOfSelection) {
+  for (const TensorField<S>& m : kOfSelection) {
     for (const auto spoil : kBadLayouts) refuses_selection(m.name, [&](S& a) { spoil(m.layout(a)); });
     refuses_selection(m.name, [&](S& a) { m.data(a) = nullptr; });
     refuses_selection(m.name, [&](S& a) { m.data(a) = static_cast<const std::byte*>(m.data(a)) + 1; });
