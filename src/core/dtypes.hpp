@@ -2,7 +2,10 @@
 #pragma once
 
 #include <array>
+#include <string>
+#include <string_view>
 
+#include "core/pod.hpp"
 #include "rapt/types.hpp"
 
 namespace rapt {
@@ -11,26 +14,26 @@ namespace rapt {
 inline constexpr std::array kDTypes = {DType::f32,    DType::bf16, DType::f16,     DType::i8,  DType::f8e4m3,
                                        DType::f8e5m2, DType::i4x2, DType::boolean, DType::i32, DType::i64};
 
+inline constexpr DTypeSet kF32 = only(DType::f32), kI32 = only(DType::i32), kBoolean = only(DType::boolean),
+                          kIntegers = only(DType::i32) | only(DType::i64),
+                          kFp8Types = only(DType::f8e4m3) | only(DType::f8e5m2),
+                          kQueryTypes = kFloatTypes | only(DType::f8e4m3),
+                          kStateTypes = only(DType::f32) | only(DType::bf16);
+
+constexpr bool has(DTypeSet types, DType dtype) {
+  return static_cast<std::size_t>(dtype) < kDTypes.size() && (types & only(dtype)) != 0;
+}
 constexpr bool is_float(DType dtype) {
-  return dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16;
+  return has(kFloatTypes, dtype);
 }
-// Queries of attention.
-constexpr bool is_query(DType dtype) {
-  return is_float(dtype) || dtype == DType::f8e4m3;
-}
-constexpr bool is_byte_float(DType dtype) {
-  return dtype == DType::f8e4m3 || dtype == DType::f8e5m2;
-}
-// Codes that mean nothing without scales.
-constexpr bool is_integer(DType dtype) {
+// Of codes that mean nothing without scales, and that may have zeros.
+constexpr bool needs_scales(DType dtype) {
   return dtype == DType::i8 || dtype == DType::i4x2;
 }
-constexpr bool is_cache(DType dtype) {
-  return is_float(dtype) || is_byte_float(dtype) || is_integer(dtype);
-}
 
-inline constexpr const char* kFloats = "f32, bf16 or f16";
-inline constexpr const char* kQueries = "f32, bf16, f16 or f8e4m3";
-inline constexpr const char* kCaches = "f32, bf16, f16, i8, f8e4m3, f8e5m2 or i4x2";
+// "f32, bf16 or f16".
+std::string types_text(DTypeSet types);
+// Throws Error for a type that is none of `types`; `wanted`: their text, where it says too little.
+void check_type(std::string_view name, DType dtype, DTypeSet types, const char* wanted = nullptr);
 
 }  // namespace rapt

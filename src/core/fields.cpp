@@ -35,7 +35,7 @@ float Word::number() const {
 DType Word::dtype() const {
   for (const DType type : kDTypes)
     if (value == to_string(type)) return type;
-  refuse(std::string(kFloats) + "; for q of attention also f8e4m3; for kv " + kCaches);
+  refuse(types_text(kFloatTypes) + "; for q of attention also f8e4m3; for kv " + types_text(kCacheTypes));
 }
 
 Words::Words(std::string_view text, std::string_view operation) {

@@ -5,9 +5,8 @@
 #include <cstddef>
 #include <functional>
 #include <limits>
+#include <span>
 #include <tuple>
-
-#include "core/dtypes.hpp"
 
 namespace rapt {
 namespace {
@@ -52,10 +51,6 @@ Dims byte_dims(const TensorView& t, bool merge) {
   }
   dims.count = n + 1;
   return dims;
-}
-
-void check_type(std::string_view name, DType dtype, bool is_taken, const char* wanted) {
-  if (!is_taken) throw Error(std::string(name), "dtype " + std::string(to_string(dtype)), wanted);
 }
 
 int64_t size_at(const Dims& dims, int64_t stride) {
@@ -171,16 +166,6 @@ bool may_overlap(const TensorView& a, int64_t a_bytes, const TensorView& b, int6
   const auto delta = static_cast<int64_t>(at <= bt ? bt - at : at - bt);
   const auto told_apart = [&](bool merge) { return apart(byte_dims(low, merge), byte_dims(high, merge), delta); };
   return !told_apart(false) && !told_apart(true);
-}
-
-void check_float(std::string_view name, DType dtype) {
-  check_type(name, dtype, is_float(dtype), kFloats);
-}
-void check_query_type(std::string_view name, DType dtype) {
-  check_type(name, dtype, is_query(dtype), kQueries);
-}
-void check_cache_type(std::string_view name, DType dtype) {
-  check_type(name, dtype, is_cache(dtype), kCaches);
 }
 
 int64_t check_starts(const std::string& name, const Integers& starts, int64_t count, int64_t total) {

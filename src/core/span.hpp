@@ -28,12 +28,6 @@ std::int64_t plain_span_of(const TensorView& view, bool writable);
 // or of codes and scales, in turn) are told apart where they step alike.
 bool may_overlap(const TensorView& a, std::int64_t a_bytes, const TensorView& b, std::int64_t b_bytes);
 
-// Throw Error for a type that is not taken: for others than f32, bf16 and f16; than those of queries; than those of
-// caches.
-void check_float(std::string_view name, DType dtype);
-void check_query_type(std::string_view name, DType dtype);
-void check_cache_type(std::string_view name, DType dtype);
-
 // The integers along a dimension of a tensor that has no others.
 inline Integers integers_of(const TensorView& t, std::size_t dim = 0) {
   return {t.data, t.strides[dim], t.dtype == DType::i64};

@@ -21,6 +21,13 @@ std::size_t edits(std::string_view name, std::string_view whole) {
 
 }  // namespace
 
+std::string list_text(std::span<const std::string_view> words, std::string_view last) {
+  std::string text;
+  for (std::size_t i = 0; i < words.size(); ++i)
+    text.append(i == 0 ? "" : i + 1 < words.size() ? ", " : last).append(words[i]);
+  return text;
+}
+
 std::vector<std::string> nearest_names(std::string_view name, const std::vector<std::string>& names) {
   constexpr std::size_t kMaxNames = 3;
   std::size_t fewest = name.size() / 4;

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <charconv>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -15,6 +16,9 @@ inline std::string shortest(float x) {
   const auto result = std::to_chars(text.data(), text.data() + text.size(), x);
   return {text.data(), result.ptr};
 }
+
+// "a, b or c".
+std::string list_text(std::span<const std::string_view> words, std::string_view last);
 
 // Those of `names` that are nearest to `name`, or have it as a part; few, or none that is near.
 std::vector<std::string> nearest_names(std::string_view name, const std::vector<std::string>& names);

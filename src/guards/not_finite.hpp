@@ -60,7 +60,7 @@ std::optional<Bad> bad_result(const Args& args) {
 // Of operations that read all of their inputs: the first of them, in the order of the table.
 template <class Args>
 std::optional<Bad> bad_input(const Args& args) {
-  constexpr DTypeSet kMayBeNan = kFloatTypes | only(DType::f8e4m3) | only(DType::f8e5m2);
+  constexpr DTypeSet kMayBeNan = kFloatTypes | kFp8Types;
   FirstBad first;
   for (const Argument& a : OperationOf<Args>::arguments.arguments)
     if (!a.step && !a.is_written && !a.is_unchecked && (a.types & kMayBeNan)) first(a, &args);

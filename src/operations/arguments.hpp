@@ -15,7 +15,6 @@
 #include <utility>
 
 #include "core/dtypes.hpp"
-#include "core/pod.hpp"
 #include "operations/shape.hpp"
 #include "rapt/rapt.h"
 #include "rapt/tensor.hpp"
@@ -23,11 +22,6 @@
 namespace rapt {
 
 struct Bound;
-
-inline constexpr DTypeSet kF32 = only(DType::f32), kI32 = only(DType::i32), kBoolean = only(DType::boolean),
-                          kIntegers = only(DType::i32) | only(DType::i64),
-                          kQueryTypes = kFloatTypes | only(DType::f8e4m3),
-                          kStateTypes = only(DType::f32) | only(DType::bf16);
 
 inline constexpr unsigned kAlways = ~0u;  // in every mode
 
@@ -58,59 +52,29 @@ struct Argument {
   // No tensor: sizes that follow from others, and what a row cannot say.
   void (*step)(const void* args, Bound& bound) = nullptr;
 
-  constexpr Argument optional() const { return needed(0); }
-  constexpr Argument needed(unsigned modes) const {
+  template <class T>
+  constexpr Argument with(T Argument::*member, std::type_identity_t<T> value) const {
     Argument a = *this;
-    a.needed_in = modes;
+    a.*member = value;
     return a;
   }
+  constexpr Argument optional() const { return needed(0); }
+  constexpr Argument needed(unsigned modes) const { return with(&Argument::needed_in, modes); }
   // Given only in these modes; `is_needed`: always then.
   constexpr Argument in(unsigned modes, bool is_needed = false) const {
-    Argument a = *this;
-    a.only_in = modes, a.needed_in = is_needed ? modes : 0;
-    return a;
+    return with(&Argument::only_in, modes).needed(is_needed ? modes : 0);
   }
   // Of what is written: read in other modes.
-  constexpr Argument written_only_in(unsigned modes) const {
-    Argument a = *this;
-    a.written_in = modes;
-    return a;
-  }
-  constexpr Argument type_of(const char* other) const {
-    Argument a = *this;
-    a.like_name = other;
-    return a;
-  }
-  constexpr Argument with_types(const char* text) const {
-    Argument a = *this;
-    a.wanted_types = text;
-    return a;
-  }
-  constexpr Argument packed() const {
-    Argument a = *this;
-    a.is_packed = true;
-    return a;
-  }
-  constexpr Argument minus_infinity_allowed() const {
-    Argument a = *this;
-    a.minus_infinity = true;
-    return a;
-  }
-  constexpr Argument of_forward() const {
-    Argument a = *this;
-    a.is_of_forward = true;
-    return a;
-  }
+  constexpr Argument written_only_in(unsigned modes) const { return with(&Argument::written_in, modes); }
+  constexpr Argument type_of(const char* other) const { return with(&Argument::like_name, other); }
+  constexpr Argument with_types(const char* text) const { return with(&Argument::wanted_types, text); }
+  constexpr Argument packed() const { return with(&Argument::is_packed, true); }
+  constexpr Argument minus_infinity_allowed() const { return with(&Argument::minus_infinity, true); }
+  constexpr Argument of_forward() const { return with(&Argument::is_of_forward, true); }
   // Of that argument's shape, and given only with it.
-  constexpr Argument gradient_of(const char* other) const {
-    Argument a = *this;
-    a.of_name = other;
-    return a;
-  }
+  constexpr Argument gradient_of(const char* other) const { return with(&Argument::of_name, other); }
   constexpr Argument unchecked() const {
-    Argument a = *this;
-    a.is_unchecked = true, a.is_written = false, a.needed_in = 0;
-    return a;
+    return optional().with(&Argument::is_unchecked, true).with(&Argument::is_written, false);
   }
 
   // How many tensors a call gives for it: one, unless it is a list.

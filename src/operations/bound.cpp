@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/span.hpp"
+#include "core/text.hpp"
 
 namespace rapt {
 namespace {
@@ -22,14 +23,6 @@ constexpr std::pair<std::string_view, std::string_view> kNouns[] = {
     {"total", "rows"},      {"pages", ""},          {"t", "tokens"},        {"page_size", "rows"},
     {"k_groups", "groups"}, {"v_groups", "groups"}, {"cache_rows", "rows"}, {"h_out", "max(hq, hk, hv) heads"},
 };
-
-// "a, b or c".
-std::string list_text(std::span<const std::string_view> words, std::string_view last) {
-  std::string text;
-  for (std::size_t i = 0; i < words.size(); ++i)
-    text.append(i == 0 ? "" : i + 1 < words.size() ? ", " : last).append(words[i]);
-  return text;
-}
 
 // "[1, 2, sk]", of the sizes that are known.
 std::string sizes_text(const Bound& bound, const Shape& shape) {
@@ -53,13 +46,6 @@ std::string shape_text(const Shape& shape) {
   }
   if (shape.may_miss != 1) return "[" + text + "]";
   return "[" + text.substr(text.find(", ") + 2) + "] or [" + text + "]";
-}
-
-std::string types_text(DTypeSet types) {
-  std::vector<std::string_view> names;
-  for (const DType dtype : kDTypes)
-    if (types & only(dtype)) names.push_back(to_string(dtype));
-  return list_text(names, " or ");
 }
 
 Strides aligned_strides(const Layout& t, bool has_elements) {
@@ -221,9 +207,7 @@ void Bound::bind_shape(const BoundTensor& t) {
 void Bound::check_type(const BoundTensor& t) const {
   const Argument& a = *t.argument;
   const DType dtype = t.view->dtype;
-  if (static_cast<std::size_t>(dtype) >= kDTypes.size() || !(a.types & only(dtype)))
-    throw Error(t.name(), "dtype " + std::string(to_string(dtype)),
-                a.wanted_types ? a.wanted_types : types_text(a.types));
+  if (!has(a.types, dtype)) rapt::check_type(t.name(), dtype, a.types, a.wanted_types);
   if (a.like < 0) return;
   const TensorView& other = *table.arguments[static_cast<std::size_t>(a.like)].get(args, 0);
   if (other.dtype != dtype)
@@ -245,14 +229,12 @@ void Bound::take(const Argument& argument, const TensorView& view, std::size_t i
   const bool is_output = argument.is_output(mode);
   t.bytes = plain_span_of(view, is_output);
   if (t.bytes < 0) t.bytes = span_of(t.name(), view, is_output);
-  // There is one CPU, whatever its index.
-  if (device.type == DeviceType::cpu ? view.device.type != device.type : view.device != device) {
-    if (device.type == DeviceType::cpu)
-      throw Error(t.name(), "a tensor that is not on the cpu",
-                  "host memory" + (tensors_.empty() ? "" : ", as of " + tensors_.front().name()));
-    throw Error(t.name(), "a tensor on another device than " + (tensors_.empty() ? "others" : tensors_.front().name()),
-                "all tensors on one device");
-  }
+  if (device.type == DeviceType::cpu && view.device.type != device.type)
+    throw Error(t.name(), "a tensor that is not on the cpu",
+                "host memory" + (tensors_.empty() ? "" : ", as of " + tensors_.front().name()));
+  // CPUs of several indices are several devices.
+  if (!tensors_.empty() && view.device != tensors_.front().view->device)
+    throw Error(t.name(), "a tensor on another device than " + tensors_.front().name(), "all tensors on one device");
   tensors_.push_back(t);
   check_type(t);
   if (argument.of >= 0) check_gradient(t);

@@ -76,8 +76,6 @@ struct Bound {
 
 // "[b, hq, sq, d]".
 std::string shape_text(const Shape& shape);
-// "f32, bf16 or f16".
-std::string types_text(DTypeSet types);
 
 // The steps along b, h, s and d of [b, h, s, d], ragged [total, h, d] or fewer dimensions, right-aligned at s or, with
 // `has_elements`, at d: 0 along dimensions of one element, whose strides may be any number (1 for d).

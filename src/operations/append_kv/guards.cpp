@@ -21,7 +21,7 @@ std::optional<Bad> bad_row(const Watched<AppendKvArgs>& w, const AppendKvSide& s
                                          : cut(cut(cut(from, 0, i, 1), 1, head, 1), 2, n, 1);
         if (auto bad = first_bad(cut(given, static_cast<std::size_t>(from.view.ndim - 1), column, side.size)))
           return bad;
-        if (!(only(side.to_type) & (kFloatTypes | only(DType::f8e4m3) | only(DType::f8e5m2)))) continue;
+        if (!(only(side.to_type) & (kFloatTypes | kFp8Types))) continue;
         const int64_t key = p.len_before[i] + n, row = p.page_size > 0 ? key % p.page_size : key;
         if (auto bad = first_bad(cut(cut(cut(to, 0, block_of(p, i, key), 1), 1, head, 1), 2, row, 1))) return bad;
       }

@@ -116,7 +116,7 @@ struct Coding {
 };
 
 void set_coding(const Coding& c, const TensorView& cache, AppendKvSide& s) {
-  if (c.zero && !is_integer(cache.dtype))
+  if (c.zero && !needs_scales(cache.dtype))
     throw Error(c.zero_name, "zeros for " + std::string(to_string(cache.dtype)), "none: i8 and i4x2 have zeros");
   if (!c.scale) return check_scales(c.scale_name, cache.dtype, s.size, 0);
   if (c.groups < 1) throw Error(c.scale_name, "shape " + shape_text(c.scale), "1 group of a row or more");
@@ -225,7 +225,7 @@ void check_numbers(const std::string& name, const AppendKvParams& f, const Appen
         };
         check_finite("_scale", s.scale, s.scale_stride, true);
         if (s.zero) check_finite("_zero", s.zero, s.zero_stride, false);
-        if (!is_integer(s.to_type)) continue;
+        if (!needs_scales(s.to_type)) continue;
         const int64_t from = i * s.from_stride.b + h * s.from_stride.h + (rows.first + t) * s.from_stride.s;
         for (int64_t c = 0; c < s.size; ++c)
           if (const float x = non_finite_part(s.from, s.from_type, from + c * s.from_stride.d); x != 0)
@@ -259,8 +259,8 @@ void check(const AppendKvProblem& p) {
   if (p.b > 0 && p.n > (p.ring && p.sk > 0 ? kMaxSize : p.sk))
     throw Error("seqlens", std::to_string(p.n) + " new keys",
                 "at most sk = " + std::to_string(p.sk) + ", the cache's room");
-  check_float("k_new", p.new_dtype);
-  check_cache_type("cache.k", p.kv_dtype);
+  check_type("k_new", p.new_dtype, kFloatTypes);
+  check_type("cache.k", p.kv_dtype, kCacheTypes);
   for (const auto& [name, size] : {std::pair{"cache.k", p.d}, {"cache.v", p.dv}})
     if (size < 1 || size > kMaxHeadSize) throw Error(name, "rows of " + std::to_string(size), "1 to 8192 elements");
   if (p.page_size < 0 || (p.page_size > 0 && p.sk % p.page_size != 0))
@@ -273,7 +273,7 @@ void check(const AppendKvProblem& p) {
   check_scales("cache.v_scale", p.kv_dtype, p.dv, p.v_groups);
   const bool scaled = p.k_groups > 0 || p.v_groups > 0;
   if (p.given_scales && !scaled) throw Error("cache.k_scale", "no tensor", "scales that are given");
-  if (p.zeros && !is_integer(p.kv_dtype))
+  if (p.zeros && !needs_scales(p.kv_dtype))
     throw Error("cache.k_zero", "zeros for " + std::string(to_string(p.kv_dtype)), "none: i8 and i4x2 have zeros");
   if (!p.values_are_keys) return;
   if (p.dv > d) throw Error("cache.v", "more columns than cache.k has", "memory of its own");

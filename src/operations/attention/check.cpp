@@ -1,6 +1,7 @@
 #include "operations/attention/check.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <tuple>
 #include <utility>
@@ -17,6 +18,26 @@ namespace {
 
 using std::int64_t;
 
+// Something that does not go with keys of this kind.
+[[noreturn]] void refuse_for(unsigned kind, const char* name) {
+  using M = AttentionModes;
+  if (kind == M::gathered)
+    throw Error(name, "one for gathered keys", "none: a token attends to the keys of its list, all alike");
+  if (kind == M::ring) throw Error(name, "a tensor for keys in a ring", "none: positions there have no end");
+  throw Error(name, std::string("one for ") + M::names[std::countr_zero(kind)], "none");
+}
+void check_modifiers(const AttentionProblem& p) {
+  using K = AttentionModes;
+  const unsigned kind = p.gathered        ? K::gathered
+                        : p.ring          ? K::ring
+                        : p.page_size > 0 ? K::paged
+                        : p.ragged_k >= 0 ? K::ragged
+                                          : K::strided;
+  Modifiers::for_each([&]<class M>(M) {
+    if (!(M::keys & kind) && M::is_given(p)) refuse_for(kind, M::name);
+  });
+}
+
 // What pages, rings and quantised types ask for beyond the sizes.
 void check_cache(const AttentionProblem& p) {
   if (p.gathered) check_gathered(p);
@@ -32,13 +53,8 @@ void check_cache(const AttentionProblem& p) {
     if (p.ragged_k >= 0) throw Error("kv", "ragged keys in pages or a ring", "keys with lengths");
     if (!p.kv_lengths) throw Error("kv.seqlens", "no tensor", "[b] lengths for pages and rings");
   }
-  if (p.ring) {
-    if (p.sk < 1) throw Error("k", "a ring of no rows", "1 or more");
-    Modifiers::for_each([&]<class M>(M) {
-      if (!(M::keys & AttentionModes::ring) && M::is_given(p))
-        throw Error(M::name, "a tensor for keys in a ring", "none: positions there have no end");
-    });
-  }
+  if (p.ring && p.sk < 1) throw Error("k", "a ring of no rows", "1 or more");
+  check_modifiers(p);
   check_scales("kv.k_scale", p.kv_dtype, d, p.k_groups);
   check_scales("kv.v_scale", p.kv_dtype, p.dv, p.v_groups);
   if (p.zeros && p.k_groups == 0 && p.v_groups == 0)
@@ -53,11 +69,12 @@ Strides row_strides(const Layout& t, bool ragged, bool has_elements) {
   return ragged ? strides_along(t, -1, 1, 0, has_elements ? 2 : -1) : strides_along(t, 0, 1, 2, has_elements ? 3 : -1);
 }
 
-void check_device(const Bound& bound) {
-  const Device& device = bound.tensors().front().view->device;
-  for (const BoundTensor& t : bound.tensors())
-    if (t.view->device != device)
-      throw Error(t.name(), "a tensor on another device than q", "all tensors on one device");
+Pairs::Pairs(const Layout& t) {
+  const auto rank = static_cast<std::size_t>(t.ndim);
+  for (std::size_t from = 0; from < rank; ++from) {
+    const std::size_t to = 4 - rank + from;
+    size[to] = t.shape[from], step[to] = size[to] == 1 ? 0 : t.strides[from];
+  }
 }
 
 void check_rows(const AttentionProblem& p) {
@@ -75,16 +92,11 @@ void check_gathered(const AttentionProblem& p) {
   if (p.ragged_q >= 0) throw Error("cu_seqlens_q", "ragged queries with gathered keys", "[b, hq, sq, d] queries");
   if (p.ragged_k >= 0 || p.kv_lengths || p.page_size > 0 || p.ring)
     throw Error("kv", "gathered keys that are ragged, in pages, in a ring or have lengths", "one kind of keys");
-  const auto refuse = [](const char* name) {
-    throw Error(name, "one for gathered keys", "none: a token attends to the keys of its list, all alike");
-  };
   for (const auto& [name, given] : {std::pair{"score.causal", p.causal},
                                     {"score.window", p.window_left >= 0 || p.window_right >= 0},
                                     {"score.align", p.align != AttentionProblem::Align::none}})
-    if (given) refuse(name);
-  Modifiers::for_each([&]<class M>(M) {
-    if (!(M::keys & AttentionModes::gathered) && M::is_given(p)) refuse(M::name);
-  });
+    if (given) refuse_for(AttentionModes::gathered, name);
+  check_modifiers(p);
 }
 
 void check_heads(int64_t hq, int64_t hk) {
@@ -95,9 +107,18 @@ void check_heads(int64_t hq, int64_t hk) {
 bool needs_align(const AttentionProblem& p) {
   return (p.causal || p.alibi || p.window_left >= 0 || p.window_right >= 0) && p.align == AttentionProblem::Align::none;
 }
-void refuse_align(int64_t q, int64_t k, const std::string& where) {
-  throw Error("score.align", "none, with " + std::to_string(q) + " queries and " + std::to_string(k) + " keys" + where,
-              "top_left, bottom_right or an offset for causal, window and alibi");
+void refuse_align(const char* name, int64_t q, int64_t k, const std::string& where, const char* need) {
+  throw Error(name, "none, with " + std::to_string(q) + " queries and " + std::to_string(k) + " keys" + where,
+              std::string("top_left, bottom_right or an offset") + need);
+}
+void set_align(const std::optional<Align>& align, const char* name, AttentionProblem::Align& kind, int64_t& offset) {
+  using Kind = AttentionProblem::Align;
+  if (!align) return;
+  if (align->kind > Align::Kind::offset) throw Error(name, "an unknown kind", "one of rapt::Align");
+  kind = align->kind == Align::Kind::top_left       ? Kind::top_left
+         : align->kind == Align::Kind::bottom_right ? Kind::bottom_right
+                                                    : Kind::offset;
+  if (kind == Kind::offset) offset = align->value;
 }
 
 void check_scales(std::string_view name, DType dtype, int64_t size, int64_t groups) {
@@ -105,7 +126,7 @@ void check_scales(std::string_view name, DType dtype, int64_t size, int64_t grou
     throw Error(std::string(name), given, wanted);
   };
   const auto type = [&] { return std::string(to_string(dtype)); };
-  if (groups == 0 && is_integer(dtype)) refuse("no tensor", "scales for " + type());
+  if (groups == 0 && needs_scales(dtype)) refuse("no tensor", "scales for " + type());
   if (groups != 0 && is_float(dtype)) refuse("scales for " + type(), "none, or quantised keys and values");
   if (groups < 0 || (groups > 0 && size % groups != 0))
     refuse(std::to_string(groups) + " groups", "a divisor of the head size " + std::to_string(size));
@@ -120,7 +141,7 @@ void check_tail(std::string_view name, DType dtype, int64_t d, int64_t tail, DTy
   if (tail > 0 && is_float(dtype))
     throw Error(std::string(name), "columns beside keys of " + std::string(to_string(dtype)),
                 "none, or quantised keys: others have all columns in k");
-  check_float(name, tail_dtype);
+  check_type(name, tail_dtype, kFloatTypes);
 }
 
 void check_dropout(const char* name, float p) {
@@ -131,10 +152,10 @@ void check(const AttentionProblem& p) {
   for (const auto& [name, size] : {std::pair{"b", p.b}, {"hq", p.hq}, {"hk", p.hk}, {"sq", p.sq}, {"sk", p.sk}})
     if (size < 0 || size > kMaxSize) throw Error(name, std::to_string(size), "0 to 2^48");
   check_rows(p);
-  check_query_type("q", p.q_dtype), check_float("out", p.out_dtype);
+  check_type("q", p.q_dtype, kQueryTypes), check_type("out", p.out_dtype, kFloatTypes);
   if (p.q_scale && p.q_dtype != DType::f8e4m3)
     throw Error("q_scale", "scales for " + std::string(to_string(p.q_dtype)), "none, or queries of f8e4m3");
-  check_cache_type("k", p.kv_dtype);
+  check_type("k", p.kv_dtype, kCacheTypes);
   if (p.d < 1 || p.d > kMaxHeadSize) throw Error("q", "head size " + std::to_string(p.d), "1 to 8192");
   if (p.dv < 1 || p.dv > kMaxHeadSize) throw Error("v", "head size " + std::to_string(p.dv), "1 to 8192");
   check_heads(p.hq, p.hk);
@@ -149,7 +170,7 @@ void check(const AttentionProblem& p) {
       throw Error(name, std::to_string(total) + " ragged rows", "between the longest sequence and b times it");
   if (p.kv_lengths && p.ragged_k >= 0) throw Error("kv.seqlens", "lengths for ragged keys", "cu_seqlens alone");
   check_cache(p);
-  if (!has_lengths(p) && needs_align(p) && p.sq != p.sk) refuse_align(p.sq, p.sk);
+  if (!has_lengths(p) && needs_align(p) && p.sq != p.sk) refuse_align("score.align", p.sq, p.sk, "");
   if (p.align_offset > kMaxOffset || p.align_offset < -kMaxOffset)
     throw Error("score.align", "offset " + std::to_string(p.align_offset), "at most 2^52 either way");
 }

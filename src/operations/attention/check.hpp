@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -21,19 +22,30 @@ void complete(const Words& words, AttentionProblem& problem);
 // Fills what `score` asks for into `p` and `params`, which have the sizes and lengths already. Throws Error.
 void fill_score(const ScoreSpec& score, AttentionProblem& p, AttentionParams& params);
 
-// Throws Error for a tensor on another device than q, a CPU of another index among them.
-void check_device(const Bound& bound);
 // Throws Error for more rows than offsets can reach.
 void check_rows(const AttentionProblem& problem);
 // Throws Error for what gathered keys do not go with.
 void check_gathered(const AttentionProblem& problem);
 
+// A tensor for pairs of a query and a key, right-aligned as [b, hq, sq, sk]: its sizes, 1 for dimensions that are
+// missing, and the steps along those of other sizes.
+struct Pairs {
+  std::int64_t size[4] = {1, 1, 1, 1}, step[4] = {};
+
+  explicit Pairs(const Layout& t);
+};
+
 // Throws Error unless hq is a multiple of hk.
 void check_heads(std::int64_t hq, std::int64_t hk);
 
+// What a problem says of `align`, the argument `name`.
+void set_align(const std::optional<Align>& align, const char* name, AttentionProblem::Align& kind,
+               std::int64_t& offset);
 // Whether positions matter and the call does not say how queries and keys line up.
 bool needs_align(const AttentionProblem& problem);
-[[noreturn]] void refuse_align(std::int64_t q, std::int64_t k, const std::string& where = "");
+// `need`: of what, behind the ways to say it.
+[[noreturn]] void refuse_align(const char* name, std::int64_t q, std::int64_t k, const std::string& where,
+                               const char* need = " for causal, window and alibi");
 
 // Whether sequences of a call may differ in length.
 inline bool has_lengths(const AttentionProblem& p) {

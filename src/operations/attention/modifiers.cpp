@@ -15,22 +15,15 @@ namespace {
 using std::int64_t;
 using P = AttentionProblem;
 
-// Of a tensor for pairs, which is right-aligned [b, hq, sq, sk] where missing dimensions and those of size 1 broadcast.
-// Returns which of the first three do not.
+// Of a tensor for pairs, where missing dimensions and those of size 1 broadcast. Returns which of the first three do
+// not.
 std::uint8_t fill_pairs(const TensorView& t, ScoreParams& params, Strides& stride) {
-  stride = {};
-  std::uint8_t dims = 0;
-  for (int i = 4 - t.ndim; i < 4; ++i) {
-    const int dimension = t.ndim - 4 + i;
-    const auto at = static_cast<std::size_t>(dimension);
-    const int64_t size = t.shape[at];
-    if (i == 3) params.modifier_keys = std::min(params.modifier_keys, size);
-    if (size == 1) continue;
-    if (i == 2) params.modifier_rows = std::min(params.modifier_rows, size);
-    (i == 0 ? stride.b : i == 1 ? stride.h : i == 2 ? stride.s : stride.d) = t.strides[at];
-    if (i < 3) dims |= static_cast<std::uint8_t>(1 << i);
-  }
-  return dims;
+  const auto& [size, step] = Pairs(t);
+  stride = {step[0], step[1], step[2], step[3]};
+  params.modifier_keys = std::min(params.modifier_keys, size[3]);
+  if (size[2] != 1) params.modifier_rows = std::min(params.modifier_rows, size[2]);
+  return static_cast<std::uint8_t>((size[0] != 1 ? P::kFullB : 0) | (size[1] != 1 ? P::kFullH : 0) |
+                                   (size[2] != 1 ? P::kFullQ : 0));
 }
 
 }  // namespace
@@ -72,7 +65,7 @@ void Bias::fill(const ScoreSpec& score, P& p, ScoreParams& params) {
   p.bias_dtype = params.bias_type = t.dtype, params.bias = t.data;
 }
 void Bias::check(const P& p) {
-  check_float(name, p.bias_dtype);
+  check_type(name, p.bias_dtype, kFloatTypes);
 }
 
 void Mask::fill(const ScoreSpec& score, P& p, ScoreParams& params) {

@@ -17,13 +17,7 @@ using P = AttentionProblem;
 void fill_positions(const ScoreSpec& score, P& p, ScoreParams& params) {
   p.causal = score.causal;
   if (score.window) p.window_left = score.window->left, p.window_right = score.window->right;
-  if (score.align) {
-    if (score.align->kind > Align::Kind::offset) throw Error("score.align", "an unknown kind", "one of rapt::Align");
-    p.align = score.align->kind == Align::Kind::top_left       ? P::Align::top_left
-              : score.align->kind == Align::Kind::bottom_right ? P::Align::bottom_right
-                                                               : P::Align::offset;
-    if (p.align == P::Align::offset) p.align_offset = score.align->value;
-  }
+  set_align(score.align, "score.align", p.align, p.align_offset);
   const auto side = [](int64_t width) { return width < 0 ? kOpen : std::min(width, kOpen); };
   params.left = side(p.window_left);
   params.right = p.causal ? 0 : side(p.window_right);
@@ -39,7 +33,7 @@ void check_align(const P& p, const AttentionParams& f) {
                 "top_left, bottom_right or an offset for causal, window and alibi");
   for (int64_t i = 0; i < p.b; ++i)
     if (const Sequence q = sequence_of(f, f, i); q.len_q != q.len_k)
-      refuse_align(q.len_q, q.len_k, " in sequence " + std::to_string(i));
+      refuse_align("score.align", q.len_q, q.len_k, " in sequence " + std::to_string(i));
 }
 
 void fill_scale(const ScoreSpec& score, P& p, ScoreParams& params) {

@@ -92,7 +92,6 @@ void fill_tensors(const AttentionArgs& args, const P& p, AttentionParams& f) {
 
 AttentionProblem bind_forward(const AttentionArgs& args, const Bound& bound, AttentionParams& f,
                               std::shared_ptr<const void>& lists) {
-  check_device(bound);
   const bool on_host = bound.device.type == DeviceType::cpu;
   P p = problem_of(args, bound);
   if (p.gathered) check_rows(p);  // before tokens are counted

@@ -61,12 +61,7 @@ Gradient gradient_of_heads(const MutableTensorView& t) {
 
 void fill_bias(const MutableTensorView& t, AttentionBackwardParams& f) {
   if (!t) return;
-  int64_t size[4] = {1, 1, 1, 1}, step[4] = {};
-  const auto rank = static_cast<std::size_t>(t.ndim);
-  for (std::size_t from = 0; from < rank; ++from) {
-    const std::size_t to = 4 - rank + from;
-    size[to] = t.shape[from], step[to] = size[to] > 1 ? t.strides[from] : 0;
-  }
+  const auto& [size, step] = Pairs(t);
   f.grad_bias = {t.data, t.dtype, {step[0], step[1], step[2], size[3] > 1 ? step[3] : 1}};
   f.grad_bias_b = size[0], f.grad_bias_h = size[1], f.grad_bias_q = size[2], f.grad_bias_k = size[3];
 }
@@ -74,12 +69,12 @@ void fill_bias(const MutableTensorView& t, AttentionBackwardParams& f) {
 // What has no gradients.
 void check_kinds(const P& p) {
   if (p.page_size > 0 || p.ring) throw Error("kv", "pages or a ring", "KvSource::strided, ragged or gathered");
-  check_float("q", p.q_dtype), check_float("k", p.kv_dtype);
+  check_type("q", p.q_dtype, kFloatTypes), check_type("k", p.kv_dtype, kFloatTypes);
 }
 
 // Beside the forward.
 void check_gradients(const P& p) {
-  check_float("dout", p.dout_dtype);
+  check_type("dout", p.dout_dtype, kFloatTypes);
   if (!p.gathered && p.pool != 0) throw Error("pool", std::to_string(p.pool) + " rows", "none without gathered keys");
   if (p.pool < 0 || p.pool > kMaxSize) throw Error("pool", std::to_string(p.pool) + " rows", "0 to 2^48");
   if (p.grads > P::kAll) throw Error("problem", "unknown gradients", "dq, dk and dv");

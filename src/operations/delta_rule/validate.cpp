@@ -243,7 +243,8 @@ DeltaRuleProblem DeltaRuleProblem::parse(std::string_view text) {
 }
 
 void check(const DeltaRuleProblem& p) {
-  for (const auto& [name, dtype] : {std::pair{"q", p.dtype}, {"out", p.out_dtype}}) check_float(name, dtype);
+  for (const auto& [name, dtype] : {std::pair{"q", p.dtype}, {"out", p.out_dtype}})
+    check_type(name, dtype, kFloatTypes);
   for (const auto& [name, size] : {std::pair{"b", p.b}, {"t", p.t}, {"hq", p.hq}, {"hk", p.hk}, {"hv", p.hv}})
     if (size < 0 || size > kMaxSize) throw Error(name, std::to_string(size), "0 to 2^48");
   for (const auto& [name, size] : {std::pair{"q", p.d}, {"v", p.dv}})
@@ -266,8 +267,7 @@ void check(const DeltaRuleProblem& p) {
   if (p.steps < 0 || (p.steps > 0 && (!p.slots || p.t > p.steps)))
     throw Error("steps", std::to_string(p.steps), "0, or with slots as many as tokens or more");
   // fp16 ends at 65504, which sums over many tokens pass.
-  if (!(kStateTypes & only(p.state_dtype)))
-    throw Error("state_dtype", "dtype " + std::string(to_string(p.state_dtype)), types_text(kStateTypes));
+  check_type("state_dtype", p.state_dtype, kStateTypes);
   if (p.state_dtype != DType::f32 && !p.state) throw Error("state_dtype", "no state", "a state of this type");
   if (p.slots && !p.state) throw Error("slots", "no state", "slots with a state");
   if (p.decay != Decay::none && !has_decay(p.rule)) throw Error("decay", "one", "none with a rule without decay");

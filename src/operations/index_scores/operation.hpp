@@ -12,10 +12,12 @@ struct OperationOf<IndexScoresArgs> {
   static constexpr unsigned kPlain = 1, kPaged = 2;
   static constexpr const char* modes[] = {"keys of each sequence", "pages"};
 
+  static constexpr DTypeSet kKeyTypes = kCacheTypes & ~only(DType::i4x2);
+
   static void derive_keys(const void* args, Bound& bound);
   static constexpr ArgumentTable arguments{
       read<&C::q, &Args::q>("q", kFloatTypes, "b sq h d"),
-      read<&C::k, &Args::k>("k", kCacheTypes & ~only(DType::i4x2), Shapes("b sk d").when(kPaged, "pages page_size d")),
+      read<&C::k, &Args::k>("k", kKeyTypes, Shapes("b sk d").when(kPaged, "pages page_size d")),
       read<&C::weights, &Args::weights>("weights", kF32, "b sq h"),
       read<&C::k_scale, &Args::k_scale>("k_scale", kF32, Shapes("b sk").when(kPaged, "pages page_size")).optional(),
       read<&C::block_table, &Args::block_table>("block_table", kIntegers, "b m").in(kPaged, true),

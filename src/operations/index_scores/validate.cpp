@@ -8,6 +8,7 @@
 #include "core/fields.hpp"
 #include "core/span.hpp"
 #include "core/text.hpp"
+#include "operations/attention/check.hpp"
 #include "operations/c_values.hpp"
 #include "operations/index_scores/operation.hpp"
 #include "rapt/index_scores.hpp"
@@ -66,21 +67,7 @@ constexpr Field<P> kFields[] = {
 
 using Op = OperationOf<IndexScoresArgs>;
 
-// What the arguments that are no tensors say of positions.
-void set_positions(const IndexScoresArgs& args, P& p) {
-  p.causal = args.causal, p.relu = args.relu;
-  if (!args.align) return;
-  if (args.align->kind > Align::Kind::offset) throw Error("align", "an unknown kind", "one of rapt::Align");
-  p.align = args.align->kind == Align::Kind::top_left       ? P::Align::top_left
-            : args.align->kind == Align::Kind::bottom_right ? P::Align::bottom_right
-                                                            : P::Align::offset;
-  if (p.align == P::Align::offset) p.align_offset = args.align->value;
-}
-
-[[noreturn]] void refuse_align(int64_t sq, int64_t sk, const std::string& where = "") {
-  throw Error("align", "none, with " + std::to_string(sq) + " queries and " + std::to_string(sk) + " keys" + where,
-              "top_left, bottom_right or an offset, or causal = false");
-}
+constexpr const char* kOrFull = ", or causal = false";
 
 // The values of lengths and pages.
 void check_lengths(const P& p, const IndexScoresParams& f) {
@@ -89,7 +76,8 @@ void check_lengths(const P& p, const IndexScoresParams& f) {
     if (n < 0 || n > p.sk)
       throw Error("seqlens", "length " + std::to_string(n) + " of sequence " + std::to_string(i),
                   "0 to sk = " + std::to_string(p.sk));
-    if (p.causal && p.align == P::Align::none && n != p.sq) refuse_align(p.sq, n, " in sequence " + std::to_string(i));
+    if (p.causal && p.align == P::Align::none && n != p.sq)
+      refuse_align("align", p.sq, n, " in sequence " + std::to_string(i), kOrFull);
     for (int64_t m = 0; p.page_size > 0 && m * p.page_size < n; ++m) {
       const int64_t page = f.pages.element(i * f.pages_stride_b + m * f.pages.stride);
       if (page < 0 || page >= f.page_count)
@@ -127,10 +115,9 @@ void check(const IndexScoresProblem& p) {
     throw Error("q", "more than 2^52 rows", "a smaller problem");
   if (p.topk > INT32_MAX || (p.topk > 0 && p.sk > INT32_MAX))
     throw Error("indices", std::to_string(std::max(p.topk, p.sk)) + " keys", "less than 2^31: indices are i32");
-  check_float("q", p.q_dtype), check_cache_type("k", p.k_dtype);
-  if (p.k_dtype == DType::i4x2) throw Error("k", "dtype i4x2", "f32, bf16, f16, i8, f8e4m3 or f8e5m2");
+  check_type("q", p.q_dtype, kFloatTypes), check_type("k", p.k_dtype, Op::kKeyTypes);
   if (p.d < 1 || p.d > kMaxHeadSize) throw Error("q", "head size d = " + std::to_string(p.d), "1 to 8192");
-  if (is_integer(p.k_dtype) && !p.scales) throw Error("k_scale", "no tensor", "scales for i8");
+  if (needs_scales(p.k_dtype) && !p.scales) throw Error("k_scale", "no tensor", "scales for i8");
   if (is_float(p.k_dtype) && p.scales) throw Error("k_scale", "scales for keys that are not quantised", "none");
   if (p.page_size < 0 || (p.page_size > 0 && p.sk % p.page_size != 0))
     throw Error("k", "pages of " + std::to_string(p.page_size) + " rows", "a divisor of sk = " + std::to_string(p.sk));
@@ -138,7 +125,8 @@ void check(const IndexScoresProblem& p) {
   if (p.topk == 0 && !p.scores) throw Error("scores", "no tensor, nor indices", "one of them or both");
   if (p.align_offset > kMaxOffset || p.align_offset < -kMaxOffset)
     throw Error("align", "offset " + std::to_string(p.align_offset), "at most 2^52 either way");
-  if (p.causal && p.align == P::Align::none && !p.lengths && p.sq != p.sk) refuse_align(p.sq, p.sk);
+  if (p.causal && p.align == P::Align::none && !p.lengths && p.sq != p.sk)
+    refuse_align("align", p.sq, p.sk, "", kOrFull);
 }
 
 void Op::derive_keys(const void* given, Bound& bound) {
@@ -165,7 +153,8 @@ Call Op::bind(const Args& args, Bound& bound) {
     throw Error("indices", "shape " + shape_text(args.indices), "[b, sq, n] with n of 1 or more");
   p.scales = static_cast<bool>(args.k_scale), p.lengths = static_cast<bool>(args.seqlens);
   p.key_ranges = args.key_begin || args.key_end, p.scores = static_cast<bool>(args.scores);
-  set_positions(args, p);
+  p.causal = args.causal, p.relu = args.relu;
+  set_align(args.align, "align", p.align, p.align_offset);
   check(p);
 
   IndexScoresParams f{};
