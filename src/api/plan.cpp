@@ -46,7 +46,7 @@ void run_call(const Entry& entry, const EntryPlan& plan, const Args& args, const
   const auto done = [&] {
     if (tasks) tasks->done([&] { return call.device.type == DeviceType::cpu ? cost_of(args, call) : Cost{}; });
   };
-  if (context.guards) context.guards->watch(Watched<Args>{entry, plan, args, call}, run, done);
+  if (context.guards) context.guards->watch(WatchedCall<Args>{entry, plan, args, call}, run, done);
   else run(), done();
 }
 

@@ -54,7 +54,7 @@ std::string_view refusal(const Entry& entry, const Problem& problem, const Conte
 }
 
 // A forced ISA stays the best that there is.
-bool goes_first(const Entry& entry, const Context::Impl& context) {
+bool is_preferred(const Entry& entry, const Context::Impl& context) {
   return entry.tuning_in(context).first == 1 && !context.isa_forced;
 }
 
@@ -95,7 +95,7 @@ Choice dispatch(const Problem& problem, const Context::Impl& context) {
   const Backend& backend = backend_of(device_of(problem));
   for (const bool tuned : {true, false})  // those that the tuning puts first, then all
     for (const auto& entry : backend.entries)
-      if (entry->facts.operation == operation_of(problem) && (!tuned || goes_first(*entry, context)) &&
+      if (entry->facts.operation == operation_of(problem) && (!tuned || is_preferred(*entry, context)) &&
           refusal(*entry, problem, context).empty() && (!entry->denied || entry->denied(true).empty()))
         return {&backend, entry.get()};
   std::string reasons;
@@ -118,7 +118,7 @@ std::vector<Candidate> candidates(const Problem& problem, const Context::Impl& c
   std::vector<Candidate> all;
   for (const bool tuned : {true, false})
     for (const auto& entry : backend_of(device_of(problem)).entries)
-      if (entry->facts.operation == operation_of(problem) && goes_first(*entry, context) == tuned)
+      if (entry->facts.operation == operation_of(problem) && is_preferred(*entry, context) == tuned)
         all.push_back({entry->name, std::string(refusal(*entry, problem, context))});
   return all;
 }

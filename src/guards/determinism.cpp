@@ -28,9 +28,9 @@ bool compare(const std::string& name, const TensorView& first, const TensorView&
     for (std::int64_t i = 0; i < first.shape[last]; ++i) {
       if (are_same(row, other, i * step, first.dtype)) continue;
       index[last] = i;
-      reports.find(GuardReport::Guard::determinism, {name, to_vector(index, first.ndim)},
-                   static_cast<double>(element_of(row, first.dtype, step, i)),
-                   static_cast<double>(element_of(other, first.dtype, step, i)));
+      reports.add(GuardReport::Guard::determinism, {name, to_vector(index, first.ndim)},
+                  static_cast<double>(element_of(row, first.dtype, step, i)),
+                  static_cast<double>(element_of(other, first.dtype, step, i)));
       return true;
     }
     return false;
@@ -62,14 +62,14 @@ void run_on(const Context::Impl& context, const Entry& entry, const Call& call) 
 
 // Where a state that is updated in place is read from.
 template <class Args>
-void start_from(Args&, const StateBefore&) {}
-void start_from(DeltaRuleArgs& args, const StateBefore& before) {
+void start_from(Args&, const SavedState&) {}
+void start_from(DeltaRuleArgs& args, const SavedState& before) {
   if (before.copy.size() > 0) args.initial_state.data = before.copy.data();
 }
 
 }  // namespace
 
-void keep_state(const DeltaRuleArgs& args, const Allocator& allocator, StateBefore& before) {
+void keep_state(const DeltaRuleArgs& args, const Allocator& allocator, SavedState& before) {
   if (args.state_slots || !is_updated_in_place(args)) return;
   const auto bytes = static_cast<std::size_t>(span_of("initial_state", args.initial_state, false));
   before.copy = Workspace(allocator, bytes);
@@ -77,7 +77,8 @@ void keep_state(const DeltaRuleArgs& args, const Allocator& allocator, StateBefo
 }
 
 template <class Args>
-void run_again(const Watched<Args>& watched, const Context::Impl& other, const StateBefore& before, Reports& reports) {
+void run_again(const WatchedCall<Args>& watched, const Context::Impl& other, const SavedState& before,
+               Reports& reports) {
   Args first = watched.args, second = watched.args;
   const Results results = results_of(second);
   const std::vector<Workspace> memory = lay_elsewhere(results, other.allocator);
@@ -87,7 +88,7 @@ void run_again(const Watched<Args>& watched, const Context::Impl& other, const S
 }
 
 #define RAPT_OPERATION(name, Name, NAME) \
-  template void run_again(const Watched<Name##Args>&, const Context::Impl&, const StateBefore&, Reports&);
+  template void run_again(const WatchedCall<Name##Args>&, const Context::Impl&, const SavedState&, Reports&);
 #include "rapt/operations.def"
 
 }  // namespace rapt

@@ -150,8 +150,8 @@ ContextGuards::ContextGuards(const Guards& guards, const Context::Impl& context)
 }
 
 template <class Args>
-StateBefore ContextGuards::look_before(const Watched<Args>& watched) const {
-  StateBefore before;
+SavedState ContextGuards::look_before(const WatchedCall<Args>& watched) const {
+  SavedState before;
   if constexpr (std::is_same_v<Args, DeltaRuleArgs>) {
     const FloatEnvironment environment;
     if (guards_.nan) look_at_state(watched.args, std::get<DeltaRuleParams>(watched.call.params), before);
@@ -161,7 +161,7 @@ StateBefore ContextGuards::look_before(const Watched<Args>& watched) const {
 }
 
 template <class Args>
-void ContextGuards::look_after(const Watched<Args>& watched, const StateBefore& before, Reports& reports) const {
+void ContextGuards::look_after(const WatchedCall<Args>& watched, const SavedState& before, Reports& reports) const {
   const FloatEnvironment environment;
   if (guards_.nan) find_not_finite(watched, before, reports);
   if (guards_.shadow > 0)
@@ -196,9 +196,9 @@ void ContextGuards::deliver(const GuardReport& report) const {
   else std::fprintf(stderr, "rapt: %s\n", to_string(report).c_str());
 }
 
-#define RAPT_OPERATION(name, Name, NAME)                                             \
-  template StateBefore ContextGuards::look_before(const Watched<Name##Args>&) const; \
-  template void ContextGuards::look_after(const Watched<Name##Args>&, const StateBefore&, Reports&) const;
+#define RAPT_OPERATION(name, Name, NAME)                                                \
+  template SavedState ContextGuards::look_before(const WatchedCall<Name##Args>&) const; \
+  template void ContextGuards::look_after(const WatchedCall<Name##Args>&, const SavedState&, Reports&) const;
 #include "rapt/operations.def"
 
 }  // namespace rapt

@@ -24,8 +24,8 @@ class Reports {
 
   Reports(const Problem& problem, const std::string& entry) : problem_(problem), entry_(entry) {}
 
-  void find(Guard guard, GuardReport::Place place, double value, double wanted = 0, double bound = 0,
-            GuardReport::Place seen = {}) {
+  void add(Guard guard, GuardReport::Place place, double value, double wanted = 0, double bound = 0,
+           GuardReport::Place seen = {}) {
     GuardReport report = about(guard, GuardReport::Kind::finding);
     report.place = std::move(place), report.seen = std::move(seen);
     report.value = value, report.wanted = wanted, report.bound = bound;
@@ -51,7 +51,7 @@ class Reports {
 
 // A call of an operation, on the CPU and not empty, as guards see it.
 template <class Args>
-struct Watched {
+struct WatchedCall {
   const Entry& entry;
   const EntryPlan& plan;
   const Args& args;
@@ -59,7 +59,7 @@ struct Watched {
 };
 
 // A state that delta_rule updates in place, as it was before the call.
-struct StateBefore {
+struct SavedState {
   Workspace copy;                        // of its memory; for the second run
   std::vector<std::int64_t> not_finite;  // index of its first element that is not; empty: none
   double value = 0;                      // of that one
@@ -73,14 +73,14 @@ class ContextGuards {
 
   // Calls run(), which does the call's work, looks at what it did, and calls done() before handlers, which may throw.
   template <class Args, class Run, class Done>
-  void watch(const Watched<Args>& watched, const Run& run, const Done& done) const {
+  void watch(const WatchedCall<Args>& watched, const Run& run, const Done& done) const {
     if (watched.call.is_empty) return run(), done();
     Reports reports(watched.call.problem, watched.entry.name);
     if (watched.call.device.type != DeviceType::cpu) {
       run();
       pass_all(reports, "tensors in a GPU's memory");
     } else {
-      const StateBefore before = look_before(watched);
+      const SavedState before = look_before(watched);
       run();
       look_after(watched, before, reports);
     }
@@ -90,9 +90,9 @@ class ContextGuards {
 
  private:
   template <class Args>
-  StateBefore look_before(const Watched<Args>& watched) const;
+  SavedState look_before(const WatchedCall<Args>& watched) const;
   template <class Args>
-  void look_after(const Watched<Args>& watched, const StateBefore& before, Reports& reports) const;
+  void look_after(const WatchedCall<Args>& watched, const SavedState& before, Reports& reports) const;
   void pass_all(Reports& reports, const char* reason) const;
   void deliver(const Reports& reports) const;
   void deliver(const GuardReport& report) const;
@@ -109,18 +109,18 @@ class ContextGuards {
 // The guards themselves, for each operation.
 
 // Finds the first result that is not finite, and what made it so. The other is called before the work.
-void look_at_state(const DeltaRuleArgs& args, const DeltaRuleParams& params, StateBefore& before);
+void look_at_state(const DeltaRuleArgs& args, const DeltaRuleParams& params, SavedState& before);
 #define RAPT_OPERATION(name, Name, NAME) \
-  void find_not_finite(const Watched<Name##Args>& watched, const StateBefore& before, Reports& reports);
+  void find_not_finite(const WatchedCall<Name##Args>& watched, const SavedState& before, Reports& reports);
 #include "rapt/operations.def"
 
 // Computes `rows` rows again in float64. `number` is that of the call: it chooses the rows.
-void compare_with_shadow(const Watched<AttentionArgs>& watched, int rows, double tolerance, std::uint64_t number,
+void compare_with_shadow(const WatchedCall<AttentionArgs>& watched, int rows, double tolerance, std::uint64_t number,
                          Reports& reports);
-void compare_with_shadow(const Watched<AttentionBackwardArgs>& watched, int rows, double tolerance,
+void compare_with_shadow(const WatchedCall<AttentionBackwardArgs>& watched, int rows, double tolerance,
                          std::uint64_t number, Reports& reports);
 template <class Args>
-void compare_with_shadow(const Watched<Args>&, int, double, std::uint64_t, Reports& reports) {
+void compare_with_shadow(const WatchedCall<Args>&, int, double, std::uint64_t, Reports& reports) {
   reports.pass(GuardReport::Guard::shadow, "the shadow is of attention and its dq alone");
 }
 
@@ -128,8 +128,9 @@ void compare_with_shadow(const Watched<Args>&, int, double, std::uint64_t, Repor
 #define RAPT_OPERATION(name, Name, NAME) const char* why_not_again(const Name##Args& args);
 #include "rapt/operations.def"
 // Runs the call again on `other` and compares. The other is called before the work.
-void keep_state(const DeltaRuleArgs& args, const Allocator& allocator, StateBefore& before);
+void keep_state(const DeltaRuleArgs& args, const Allocator& allocator, SavedState& before);
 template <class Args>
-void run_again(const Watched<Args>& watched, const Context::Impl& other, const StateBefore& before, Reports& reports);
+void run_again(const WatchedCall<Args>& watched, const Context::Impl& other, const SavedState& before,
+               Reports& reports);
 
 }  // namespace rapt

@@ -44,8 +44,8 @@ class FirstBad {
 };
 
 inline void report(Reports& reports, const Bad& result, const std::optional<Bad>& cause) {
-  if (cause) reports.find(GuardReport::Guard::nan, cause->place, cause->value, 0, 0, result.place);
-  else reports.find(GuardReport::Guard::nan, result.place, result.value);
+  if (cause) reports.add(GuardReport::Guard::nan, cause->place, cause->value, 0, 0, result.place);
+  else reports.add(GuardReport::Guard::nan, result.place, result.value);
 }
 
 // Of operations whose results show what went wrong, whatever it was.

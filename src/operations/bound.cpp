@@ -42,9 +42,9 @@ std::string shape_text(const Shape& shape) {
     text.append(text.empty() ? "" : ", ").append(dim.name);
     if (dim.name.empty()) text += std::to_string(dim.plus);
     else if (dim.plus) text += " + 1";
-    else if (dim.or_one) text += " or 1";
+    else if (dim.broadcastable) text += " or 1";
   }
-  if (shape.may_miss != 1) return "[" + text + "]";
+  if (shape.optional_count != 1) return "[" + text + "]";
   return "[" + text.substr(text.find(", ") + 2) + "] or [" + text + "]";
 }
 
@@ -85,9 +85,9 @@ bool Bound::writes_nothing() const {
                       [&](const BoundTensor& t) { return t.argument->is_output(mode) && t.bytes > 0; });
 }
 
-void Bound::set_part(std::string_view name) {
+void Bound::set_alias(std::string_view name) {
   for (BoundTensor& t : tensors_)
-    if (t.argument->name == name) t.is_part = true;
+    if (t.argument->name == name) t.is_alias = true;
 }
 
 // "q's batch b", "the rows sk".
@@ -120,10 +120,10 @@ bool Bound::is_permuted(const BoundTensor& t) const {
 void Bound::refuse_shape(const BoundTensor& t, const Dimension& dim) const {
   const Shape& shape = t.argument->shapes.in(mode);
   const std::string given = "shape " + rapt::shape_text(static_cast<const Layout&>(*t.view));
-  if (shape.may_miss > 1) {
+  if (shape.optional_count > 1) {
     std::string names;
     for (const Dimension& d : shape.dimensions())
-      if (d.may_miss) names.append(names.empty() ? "" : ", ").append(d.name);
+      if (d.optional) names.append(names.empty() ? "" : ", ").append(d.name);
     throw Error(t.name(), given, "a shape that broadcasts over " + names + " to " + sizes_text(*this, shape));
   }
   if (dim.name.empty()) throw Error(t.name(), given, shape_text(shape));
@@ -132,9 +132,9 @@ void Bound::refuse_shape(const BoundTensor& t, const Dimension& dim) const {
   if (halved) size /= 2;
   throw Error(t.name(), given,
               (is_permuted(t) ? shape_text(shape) + " with " : "") +
-                  (dim.or_one     ? "1 or "
-                   : dim.at_least ? "at least "
-                                  : "") +
+                  (dim.broadcastable ? "1 or "
+                   : dim.at_least    ? "at least "
+                                     : "") +
                   owner_text(dim) + (dim.plus ? " + 1" : "") + (halved ? ", in bytes," : "") + " = " +
                   std::to_string(size));
 }
@@ -167,7 +167,7 @@ void Bound::bind_shape(const BoundTensor& t) {
   const Layout& layout = *t.view;
   const int missing = shape.has_rows ? 0 : shape.count - layout.ndim;
   const int in_front = shape.has_rows ? layout.ndim - shape.count : 0;
-  if (missing < 0 || missing > shape.may_miss || in_front < 0) {
+  if (missing < 0 || missing > shape.optional_count || in_front < 0) {
     const auto is_derived = [&](const Dimension& dim) {
       return !dim.name.empty() && (*this)[dim.id] >= 0 && owner_[static_cast<std::size_t>(dim.id)] < 0;
     };
@@ -184,7 +184,7 @@ void Bound::bind_shape(const BoundTensor& t) {
     const Dimension& dim = shape.dims[static_cast<std::size_t>(i)];
     const int given = i - missing + in_front;
     int64_t size = layout.shape[static_cast<std::size_t>(given)];
-    if (dim.or_one && size == 1) continue;
+    if (dim.broadcastable && size == 1) continue;
     if (dim.name.empty()) {
       if (size != dim.plus) refuse_shape(t, dim);
       continue;
@@ -224,7 +224,7 @@ void Bound::check_gradient(const BoundTensor& t) const {
                 name + ("'s, " + rapt::shape_text(static_cast<const Layout&>(primal))));
 }
 
-void Bound::take(const Argument& argument, const TensorView& view, std::size_t index) {
+void Bound::bind(const Argument& argument, const TensorView& view, std::size_t index) {
   BoundTensor t{&argument, &view, 0, static_cast<std::uint32_t>(index)};
   const bool is_output = argument.is_output(mode);
   t.bytes = plain_span_of(view, is_output);
@@ -257,17 +257,17 @@ void Bound::check() {
         continue;
       }
       if (!(a.only_in & mode)) throw Error(a.name, "a tensor", "none without " + mode_text(a.only_in, " or "));
-      take(a, view, i);
+      bind(a, view, i);
     }
   }
 }
 
 void Bound::check_overlaps() const {
   for (const BoundTensor& output : tensors_) {
-    if (!output.argument->is_output(mode) || output.is_part) continue;
+    if (!output.argument->is_output(mode) || output.is_alias) continue;
     for (const BoundTensor& other : tensors_) {
       // Of two outputs the later is named.
-      if (&other == &output || other.is_part || (other.argument->is_output(mode) && &output < &other)) continue;
+      if (&other == &output || other.is_alias || (other.argument->is_output(mode) && &output < &other)) continue;
       if (may_overlap(*output.view, output.bytes, *other.view, other.bytes))
         throw Error(output.name(), "memory shared with " + other.name(), "outputs that overlap nothing");
     }

@@ -18,8 +18,8 @@ struct BoundTensor {
   const Argument* argument;
   const TensorView* view;
   std::int64_t bytes;
-  std::uint32_t index;   // in a list of tensors
-  bool is_part = false;  // of another tensor of the call, which stands for it where overlaps are looked for
+  std::uint32_t index;    // in a list of tensors
+  bool is_alias = false;  // of another tensor of the call or a part of it, which stands for it in checks of overlaps
 
   std::string name() const { return argument->name_of(index); }
 };
@@ -45,8 +45,8 @@ struct Bound {
   std::array<std::int64_t, 3> last_rows() const;
   std::span<const BoundTensor> tensors() const { return tensors_; }
   bool writes_nothing() const;
-  // The tensor of this name, if it was given, is part of another one.
-  void set_part(std::string_view name);
+  // The tensor of this name, if it was given, is an alias of another one.
+  void set_alias(std::string_view name);
 
   // Checks every argument of the table in its order. Throws Error that names one, as what follows does.
   void check();
@@ -55,7 +55,7 @@ struct Bound {
   void check_apart(std::span<const std::byte> workspace) const;
 
  private:
-  void take(const Argument& argument, const TensorView& view, std::size_t index);
+  void bind(const Argument& argument, const TensorView& view, std::size_t index);
   void check_type(const BoundTensor& tensor) const;
   void check_gradient(const BoundTensor& tensor) const;
   void bind_shape(const BoundTensor& tensor);

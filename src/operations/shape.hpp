@@ -25,7 +25,7 @@ struct Dimension {
   std::string_view name;  // empty: a size that is always `plus`
   std::int8_t id = -1;    // among the dimensions of the operation's table
   std::int8_t plus = 0;
-  bool or_one = false, may_miss = false, at_least = false;
+  bool broadcastable = false, optional = false, at_least = false;
 };
 
 // The dimensions of an argument, outermost first. "..." in front stands for any number of dimensions, which are the
@@ -33,7 +33,7 @@ struct Dimension {
 struct Shape {
   unsigned mode = 0;  // holds for calls that have all of these modes
   bool has_rows = false;
-  std::int8_t count = 0, may_miss = 0;
+  std::int8_t count = 0, optional_count = 0;
   std::array<Dimension, kMaxDims> dims{};
 
   constexpr Shape(std::string_view text = "", unsigned when = 0) : mode(when) {
@@ -51,7 +51,7 @@ struct Shape {
  private:
   constexpr void push(const Dimension& dim) {
     if (count == kMaxDims) throw "more than four dimensions";
-    if (dim.may_miss && may_miss++ != count) throw "only dimensions in front may be missing";
+    if (dim.optional && optional_count++ != count) throw "only dimensions in front may be missing";
     dims[static_cast<std::size_t>(count++)] = dim;
   }
   constexpr void add(std::string_view word) {
@@ -67,10 +67,10 @@ struct Shape {
     if (dim.name.empty() && word == "1") dim.plus = 1;  // NOLINT(bugprone-branch-clone): the order of checks
     else if (dim.name.empty()) throw "a dimension without a name";
     else if (word == "+1") dim.plus = 1;
-    else if (word == "|1") dim.or_one = true;
-    else if (word == "?" || word == "?>") dim.or_one = dim.may_miss = true, dim.at_least = word.size() == 2;
+    else if (word == "|1") dim.broadcastable = true;
+    else if (word == "?" || word == "?>") dim.broadcastable = dim.optional = true, dim.at_least = word.size() == 2;
     else if (word == ">") dim.at_least = true;
-    else if (word == "~") dim.may_miss = true;
+    else if (word == "~") dim.optional = true;
     else if (!word.empty()) throw "what follows a dimension's name is |1, ?, ~, >, ?> or +1";
     push(dim);
   }
@@ -93,10 +93,10 @@ struct Shapes {
     return result;
   }
   // Every dimension may be 1, but for this one.
-  constexpr Shapes or_one_but(std::string_view kept) const {
+  constexpr Shapes broadcast_but(std::string_view kept) const {
     Shapes result = *this;
     for (Shape& shape : result.all)
-      for (Dimension& dim : shape.dims) dim.or_one = dim.name != kept;
+      for (Dimension& dim : shape.dims) dim.broadcastable = dim.name != kept;
     return result;
   }
   constexpr const Shape& in(unsigned mode) const {

@@ -55,7 +55,7 @@ rapt_status guard(Body&& body) noexcept {
 
 /// `*pointer`, or an Error when it is NULL.
 template <class T>
-T& deref(T* pointer, const char* name) {
+T& non_null(T* pointer, const char* name) {
   if (!pointer) throw Error(name, "NULL", "a pointer");
   return *pointer;
 }
@@ -83,7 +83,7 @@ inline const Context& to_context(const rapt_context* context) {
 }
 
 inline std::span<std::byte> to_workspace(void* workspace, std::size_t bytes) {
-  if (bytes > 0) deref(static_cast<std::byte*>(workspace), "workspace");
+  if (bytes > 0) non_null(static_cast<std::byte*>(workspace), "workspace");
   return {static_cast<std::byte*>(workspace), bytes};
 }
 

@@ -12,8 +12,8 @@ using rapt::Error;
 class UserExecutor final : public rapt::Executor {
  public:
   explicit UserExecutor(const rapt_user_executor& user) : user_(user), name_(user.name ? user.name : "user") {
-    deref(user.concurrency, "user_executor.concurrency");
-    deref(user.run, "user_executor.run");
+    non_null(user.concurrency, "user_executor.concurrency");
+    non_null(user.run, "user_executor.run");
   }
   std::string_view name() const noexcept override { return name_; }
   int concurrency() const override { return std::max(1, user_.concurrency(user_.user)); }
@@ -84,8 +84,8 @@ rapt::ContextOptions to_options(const rapt_context_options* given) {
   if (o.tuning) options.tuning = *o.tuning ? rapt::read_tuning(o.tuning) : rapt::Tuning();
   options.stream = o.stream;
   if (o.allocator.allocate || o.allocator.deallocate) {
-    deref(o.allocator.allocate, "allocator.allocate");
-    deref(o.allocator.deallocate, "allocator.deallocate");
+    non_null(o.allocator.allocate, "allocator.allocate");
+    non_null(o.allocator.deallocate, "allocator.deallocate");
     options.allocator = rapt::Allocator{o.allocator.allocate, o.allocator.deallocate, o.allocator.user};
   }
   if (o.observer) {
@@ -101,7 +101,7 @@ rapt::ContextOptions to_options(const rapt_context_options* given) {
 
 rapt_status rapt_context_create(const rapt_context_options* options, rapt_context** context) noexcept {
   return guard([&] {
-    deref(context, "context") = nullptr;
+    non_null(context, "context") = nullptr;
     *context = new rapt_context{rapt::Context(to_options(options))};
   });
 }

@@ -68,8 +68,8 @@ rapt_status rapt_tensor_contiguous(rapt_tensor* tensor, void* data, int32_t dtyp
   using namespace rapt::c;
   using rapt::Error;
   return guard([&] {
-    deref(tensor, "tensor") = {};
-    deref(shape, "shape");
+    non_null(tensor, "tensor") = {};
+    non_null(shape, "shape");
     if (ndim < 1 || ndim > rapt::kMaxDims) throw Error("ndim", std::to_string(ndim), "1 to 4");
     to_enum(dtype, rapt::DType::i4x2, "dtype");
     const rapt::Layout layout({shape, static_cast<std::size_t>(ndim)});

@@ -28,7 +28,7 @@ void read_tensors(const ArgumentList& table, const void* c_args, const void* for
     }
     std::vector<TensorView>& list = lists.emplace_back();
     const std::size_t n = a.count_of_c(from);
-    if (n > 0) deref(given, a.name);
+    if (n > 0) non_null(given, a.name);
     for (std::size_t i = 0; i < n; ++i) list.push_back(to_view(given[i], a.name_of(i)));
     a.set(args, list);
   }
@@ -36,7 +36,7 @@ void read_tensors(const ArgumentList& table, const void* c_args, const void* for
 
 template <class C>
 C known(const void* given, const char* argument, Operation operation) {
-  return known_part(deref(static_cast<const C*>(given), argument),
+  return known_part(non_null(static_cast<const C*>(given), argument),
                     "rapt_" + std::string(to_string(operation)) + "_args");
 }
 
@@ -92,7 +92,7 @@ rapt_status rapt_run(std::int32_t operation, const void* args, const rapt_contex
 rapt_status rapt_plan_create(std::int32_t operation, const void* args, const rapt_context* context,
                              rapt_plan** plan) noexcept {
   return guard([&] {
-    deref(plan, "plan") = nullptr;
+    non_null(plan, "plan") = nullptr;
     with_args(operation, args, [&](const auto& given) { *plan = new rapt_plan(Plan(given, to_context(context))); });
   });
 }
@@ -100,7 +100,7 @@ rapt_status rapt_plan_create(std::int32_t operation, const void* args, const rap
 rapt_status rapt_plan_run(const rapt_plan* plan, std::int32_t operation, const void* args, void* workspace,
                           size_t workspace_bytes) noexcept {
   return guard([&] {
-    const Plan& value = deref(plan, "plan").value;
+    const Plan& value = non_null(plan, "plan").value;
     with_args(operation, args, [&](const auto& given) { value.run(given, to_workspace(workspace, workspace_bytes)); });
   });
 }
@@ -115,5 +115,5 @@ rapt_status rapt_problem_text(std::int32_t operation, const void* args, char* bu
 }
 
 rapt_status rapt_dropout_mask(float dropout, uint64_t seed, uint64_t offset, const rapt_tensor* mask) noexcept {
-  return guard([&] { dropout_mask({dropout, seed, offset}, to_view(deref(mask, "mask"), "mask")); });
+  return guard([&] { dropout_mask({dropout, seed, offset}, to_view(non_null(mask, "mask"), "mask")); });
 }

@@ -52,16 +52,16 @@ const T& latest() {
 
 rapt_status rapt_max_workspace_bytes(const char* largest_problem, const rapt_context* context, size_t* bytes) noexcept {
   return guard([&] {
-    deref(bytes, "bytes") = 0;
-    const rapt::Problem largest = rapt::parse_problem(&deref(largest_problem, "largest_problem"));
+    non_null(bytes, "bytes") = 0;
+    const rapt::Problem largest = rapt::parse_problem(&non_null(largest_problem, "largest_problem"));
     *bytes = rapt::max_workspace_bytes(largest, to_context(context));
   });
 }
 
 rapt_status rapt_plan_create_from_text(const char* text, const rapt_context* context, rapt_plan** plan) noexcept {
   return guard([&] {
-    deref(plan, "plan") = nullptr;
-    *plan = new rapt_plan(rapt::Plan(rapt::parse_problem(&deref(text, "text")), to_context(context)));
+    non_null(plan, "plan") = nullptr;
+    *plan = new rapt_plan(rapt::Plan(rapt::parse_problem(&non_null(text, "text")), to_context(context)));
   });
 }
 
@@ -87,9 +87,9 @@ int64_t rapt_plan_work_items(const rapt_plan* plan) noexcept {
 
 rapt_status rapt_plan_candidates(const rapt_plan* plan, const rapt_candidate** candidates, size_t* count) noexcept {
   return guard([&] {
-    deref(candidates, "candidates") = nullptr;
-    deref(count, "count") = 0;
-    const auto& list = deref(plan, "plan").candidates;
+    non_null(candidates, "candidates") = nullptr;
+    non_null(count, "count") = 0;
+    const auto& list = non_null(plan, "plan").candidates;
     *candidates = list.data();
     *count = list.size();
   });
@@ -98,21 +98,21 @@ rapt_status rapt_plan_candidates(const rapt_plan* plan, const rapt_candidate** c
 rapt_status rapt_plan_explain(const rapt_plan* plan, char* buffer, size_t capacity, size_t* size) noexcept {
   return guard([&] {
     if (size) *size = 0;
-    copy_text(deref(plan, "plan").value.explain(), buffer, capacity, size);
+    copy_text(non_null(plan, "plan").value.explain(), buffer, capacity, size);
   });
 }
 
 rapt_status rapt_plan_problem_text(const rapt_plan* plan, char* buffer, size_t capacity, size_t* size) noexcept {
   return guard([&] {
     if (size) *size = 0;
-    copy_text(to_string(deref(plan, "plan").value.problem()), buffer, capacity, size);
+    copy_text(to_string(non_null(plan, "plan").value.problem()), buffer, capacity, size);
   });
 }
 
 rapt_status rapt_entries(const rapt_entry_info** entries, size_t* count) noexcept {
   return guard([&] {
-    deref(entries, "entries") = nullptr;
-    deref(count, "count") = 0;
+    non_null(entries, "entries") = nullptr;
+    non_null(count, "count") = 0;
     const auto& all = latest<Entries>();
     *entries = all.views.data();
     *count = all.views.size();
@@ -121,8 +121,8 @@ rapt_status rapt_entries(const rapt_entry_info** entries, size_t* count) noexcep
 
 rapt_status rapt_usable_isas(const int32_t** isas, size_t* count) noexcept {
   return guard([&] {
-    deref(isas, "isas") = nullptr;
-    deref(count, "count") = 0;
+    non_null(isas, "isas") = nullptr;
+    non_null(count, "count") = 0;
     const auto& all = latest<UsableIsas>().values;
     *isas = all.data();
     *count = all.size();

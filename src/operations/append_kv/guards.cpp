@@ -8,8 +8,8 @@ namespace {
 using std::int64_t;
 
 // New rows of k or v, and the rows of a cache that they became. `column` is that of k_new where these begin.
-std::optional<Bad> bad_row(const Watched<AppendKvArgs>& w, const AppendKvSide& side, const Block& from, const Block& to,
-                           int64_t column) {
+std::optional<Bad> bad_row(const WatchedCall<AppendKvArgs>& w, const AppendKvSide& side, const Block& from,
+                           const Block& to, int64_t column) {
   const auto& p = std::get<AppendKvParams>(w.call.params);
   for (int64_t i = 0; i < p.b; ++i) {
     const NewRows rows = new_rows(p, i);
@@ -31,7 +31,7 @@ std::optional<Bad> bad_row(const Watched<AppendKvArgs>& w, const AppendKvSide& s
 
 }  // namespace
 
-void find_not_finite(const Watched<AppendKvArgs>& w, const StateBefore&, Reports& reports) {
+void find_not_finite(const WatchedCall<AppendKvArgs>& w, const SavedState&, Reports& reports) {
   const auto& p = std::get<AppendKvParams>(w.call.params);
   const AppendKvArgs& a = w.args;
   for (int i = 0; i < p.sides; ++i) {
@@ -42,7 +42,7 @@ void find_not_finite(const Watched<AppendKvArgs>& w, const StateBefore&, Reports
                      : is_k  ? Block{"cache.k", a.cache.k}
                              : Block{"cache.v", a.cache.v};
     const auto bad = bad_row(w, side, {is_k || is_tail ? "k_new" : "v_new", from}, to, is_tail ? p.side[0].size : 0);
-    if (bad) return reports.find(GuardReport::Guard::nan, bad->place, bad->value);
+    if (bad) return reports.add(GuardReport::Guard::nan, bad->place, bad->value);
   }
 }
 

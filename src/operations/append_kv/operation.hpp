@@ -15,7 +15,7 @@ struct OperationOf<AppendKvArgs> {
   static constexpr const char* modes[] = {"a strided cache", "pages", "a ring", "ragged rows"};
 
   static constexpr Shapes kRows = Shapes("b hk sk").when(kPaged, "pages hk page_size");
-  static constexpr Shapes kScales = kRows.or_one_but("hk");
+  static constexpr Shapes kScales = kRows.broadcast_but("hk");
   static constexpr Shapes kNewRows = Shapes("b hk n").when(kRagged, "total hk");
 
   static void derive_room(const void* args, Bound& bound);

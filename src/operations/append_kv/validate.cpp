@@ -387,7 +387,7 @@ Call Op::bind(const Args& args, Bound& bound) {
   p.values_are_keys = shared >= 0;
   if (p.values_are_keys) {
     check_shared_columns(args, f, shared);
-    for (const char* name : {"cache.v", "cache.v_scale", "cache.v_zero"}) bound.set_part(name);
+    for (const char* name : {"cache.v", "cache.v_scale", "cache.v_zero"}) bound.set_alias(name);
   }
   f.sides = p.values_are_keys ? 1 : 2;
   const bool is_empty = f.total == 0 || f.hk == 0;

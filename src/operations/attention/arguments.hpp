@@ -27,7 +27,7 @@ struct AttentionInputs {
       read<&C::v, &A::kv, &K::v>("v", kKeyTypes, keys + "dv").packed().type_of("k"),
   };
 
-  static constexpr Shapes scales = keys.or_one_but("hk");
+  static constexpr Shapes scales = keys.broadcast_but("hk");
   static constexpr std::array scales_and_lengths = {
       read<&C::k_scale, &A::kv, &K::k_scale>("kv.k_scale", kF32, scales + "k_groups").optional(),
       read<&C::v_scale, &A::kv, &K::v_scale>("kv.v_scale", kF32, scales + "v_groups").optional(),

@@ -15,7 +15,7 @@ const char* name_of(AttentionRow::Stage stage) {
   return kNames[static_cast<std::size_t>(stage)];
 }
 
-std::optional<Bad> cause_of(const Watched<AttentionArgs>& w, const Bad& result) {
+std::optional<Bad> cause_of(const WatchedCall<AttentionArgs>& w, const Bad& result) {
   const std::vector<int64_t>& at = result.place.index;
   AttentionRow row(w.args.kv, w.args.score, std::get<AttentionProblem>(w.call.problem),
                    std::get<AttentionParams>(w.call.params));
@@ -26,7 +26,7 @@ std::optional<Bad> cause_of(const Watched<AttentionArgs>& w, const Bad& result) 
 
 }  // namespace
 
-void find_not_finite(const Watched<AttentionArgs>& w, const StateBefore&, Reports& reports) {
+void find_not_finite(const WatchedCall<AttentionArgs>& w, const SavedState&, Reports& reports) {
   if (const auto result = bad_result(w.args)) report(reports, *result, cause_of(w, *result));
 }
 

@@ -121,21 +121,21 @@ void compare(Row row, int rows, double tolerance, std::uint64_t number, Reports&
     if (!row.is_bounded) {
       reports.pass(Guard::shadow, "rows with numbers past the ranges for which the contract has bounds");
     } else if (const auto off = row.first_off(tolerance)) {
-      return reports.find(Guard::shadow, {off->tensor, off->index}, off->value, off->wanted, off->bound);
+      return reports.add(Guard::shadow, {off->tensor, off->index}, off->value, off->wanted, off->bound);
     }
   }
 }
 
 }  // namespace
 
-void compare_with_shadow(const Watched<AttentionArgs>& w, int rows, double tolerance, std::uint64_t number,
+void compare_with_shadow(const WatchedCall<AttentionArgs>& w, int rows, double tolerance, std::uint64_t number,
                          Reports& reports) {
   const AttentionRow row(w.args.kv, w.args.score, std::get<AttentionProblem>(w.call.problem),
                          std::get<AttentionParams>(w.call.params));
   compare(row, rows, tolerance, number, reports);
 }
 
-void compare_with_shadow(const Watched<AttentionBackwardArgs>& w, int rows, double tolerance, std::uint64_t number,
+void compare_with_shadow(const WatchedCall<AttentionBackwardArgs>& w, int rows, double tolerance, std::uint64_t number,
                          Reports& reports) {
   if (!w.args.dq) return reports.pass(Guard::shadow, "of gradients, the shadow is of dq alone");
   compare(AttentionBackwardRow(w.args, w.call), rows, tolerance, number, reports);

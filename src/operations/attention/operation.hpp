@@ -22,7 +22,7 @@ struct OperationOf<AttentionArgs> {
       Inputs::queries_and_keys,
       written<&C::out, &Args::out>("out", kFloatTypes, queries + "dv"),
       written<&C::lse, &Args::lse>("lse", kF32, queries).optional().minus_infinity_allowed(),
-      read<&C::q_scale, &Args::q_scale>("q_scale", kF32, queries.or_one_but("hq") + "1").optional(),
+      read<&C::q_scale, &Args::q_scale>("q_scale", kF32, queries.broadcast_but("hq") + "1").optional(),
       Inputs::scales_and_lengths,
       Inputs::modifiers,
   };

@@ -26,7 +26,7 @@ void for_each_seen(const AttentionParams& p, const Block& whole, F f) {
   }
 }
 
-std::optional<Bad> cause_of(const Watched<AttentionBackwardArgs>& w) {
+std::optional<Bad> cause_of(const WatchedCall<AttentionBackwardArgs>& w) {
   const AttentionBackwardArgs& a = w.args;
   const auto& p = std::get<AttentionBackwardParams>(w.call.params);
   FirstBad first;
@@ -41,7 +41,7 @@ std::optional<Bad> cause_of(const Watched<AttentionBackwardArgs>& w) {
 
 }  // namespace
 
-void find_not_finite(const Watched<AttentionBackwardArgs>& w, const StateBefore&, Reports& reports) {
+void find_not_finite(const WatchedCall<AttentionBackwardArgs>& w, const SavedState&, Reports& reports) {
   if (const auto result = bad_result(w.args)) report(reports, *result, cause_of(w));
 }
 

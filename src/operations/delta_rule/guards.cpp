@@ -25,13 +25,13 @@ void for_each_final_state(const DeltaRuleArgs& a, const DeltaRuleParams& p, F f)
       if (const int64_t slot = slot_of(p, b, step); slot >= 0) f(cut({"final_state", a.final_state}, 0, slot, 1));
 }
 
-std::optional<Bad> bad_result_of(const Watched<DeltaRuleArgs>& w) {
+std::optional<Bad> bad_result_of(const WatchedCall<DeltaRuleArgs>& w) {
   FirstBad first;
   first("out", w.args.out);
   for_each_final_state(w.args, std::get<DeltaRuleParams>(w.call.params), [&](const Block& block) { first(block); });
   return first.bad();
 }
-std::optional<Bad> cause_of(const Watched<DeltaRuleArgs>& w, const StateBefore& before) {
+std::optional<Bad> cause_of(const WatchedCall<DeltaRuleArgs>& w, const SavedState& before) {
   FirstBad first;
   const DeltaRuleArgs& a = w.args;
   first("q", a.q), first("k", a.k), first("v", a.v), first("g", a.g, true), first("beta", a.beta);
@@ -45,11 +45,11 @@ std::optional<Bad> cause_of(const Watched<DeltaRuleArgs>& w, const StateBefore& 
 
 }  // namespace
 
-void find_not_finite(const Watched<DeltaRuleArgs>& w, const StateBefore& before, Reports& reports) {
+void find_not_finite(const WatchedCall<DeltaRuleArgs>& w, const SavedState& before, Reports& reports) {
   if (const auto result = bad_result_of(w)) report(reports, *result, cause_of(w, before));
 }
 
-void look_at_state(const DeltaRuleArgs& args, const DeltaRuleParams& params, StateBefore& before) {
+void look_at_state(const DeltaRuleArgs& args, const DeltaRuleParams& params, SavedState& before) {
   if (!is_updated_in_place(args)) return;
   FirstBad first;
   for_each_initial_state(args, params, [&](const Block& block) { first(block); });

@@ -278,7 +278,7 @@ void check(const DeltaRuleProblem& p) {
 Call OperationOf<DeltaRuleArgs>::bind(const Args& args, Bound& bound) {
   DeltaRuleParams params{};
   const P problem = bind_delta_rule(args, args.out, args.final_state, bound, params);
-  if (is_in_place(args)) bound.set_part("initial_state");
+  if (is_in_place(args)) bound.set_alias("initial_state");
   return {problem, params, {}, bound.writes_nothing(), nullptr};
 }
 

@@ -4,7 +4,7 @@
 
 namespace rapt {
 
-void find_not_finite(const Watched<DeltaRuleBackwardArgs>& w, const StateBefore&, Reports& reports) {
+void find_not_finite(const WatchedCall<DeltaRuleBackwardArgs>& w, const SavedState&, Reports& reports) {
   if (const auto result = bad_result(w.args)) report(reports, *result, bad_input(w.args));
 }
 

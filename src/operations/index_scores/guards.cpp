@@ -7,7 +7,7 @@ namespace {
 
 using std::int64_t;
 
-std::optional<Bad> cause_of(const Watched<IndexScoresArgs>& w) {
+std::optional<Bad> cause_of(const WatchedCall<IndexScoresArgs>& w) {
   const IndexScoresArgs& a = w.args;
   const auto& p = std::get<IndexScoresParams>(w.call.params);
   FirstBad first;
@@ -29,9 +29,9 @@ std::optional<Bad> cause_of(const Watched<IndexScoresArgs>& w) {
 }  // namespace
 
 // Indices show nothing, so that without scores the inputs are gone through in every call.
-void find_not_finite(const Watched<IndexScoresArgs>& w, const StateBefore&, Reports& reports) {
+void find_not_finite(const WatchedCall<IndexScoresArgs>& w, const SavedState&, Reports& reports) {
   if (!w.args.scores) {
-    if (const auto bad = cause_of(w)) reports.find(GuardReport::Guard::nan, bad->place, bad->value);
+    if (const auto bad = cause_of(w)) reports.add(GuardReport::Guard::nan, bad->place, bad->value);
     return;
   }
   FirstBad first;

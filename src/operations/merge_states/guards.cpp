@@ -7,7 +7,7 @@ namespace {
 
 using std::int64_t;
 
-std::optional<Bad> cause_of(const Watched<MergeStatesArgs>& w, const Bad& result) {
+std::optional<Bad> cause_of(const WatchedCall<MergeStatesArgs>& w, const Bad& result) {
   std::vector<int64_t> row = result.place.index;
   row.resize(static_cast<std::size_t>(w.args.out.ndim - 1));
   for (std::size_t i = 0; i < w.args.outs.size(); ++i) {
@@ -25,7 +25,7 @@ std::optional<Bad> cause_of(const Watched<MergeStatesArgs>& w, const Bad& result
 
 }  // namespace
 
-void find_not_finite(const Watched<MergeStatesArgs>& w, const StateBefore&, Reports& reports) {
+void find_not_finite(const WatchedCall<MergeStatesArgs>& w, const SavedState&, Reports& reports) {
   if (const auto result = bad_result(w.args)) report(reports, *result, cause_of(w, *result));
 }
 

@@ -5,7 +5,7 @@
 namespace rapt {
 
 // NaN is the largest score, then comes infinity: the first one selected tells.
-void find_not_finite(const Watched<SelectTopkArgs>& w, const StateBefore&, Reports& reports) {
+void find_not_finite(const WatchedCall<SelectTopkArgs>& w, const SavedState&, Reports& reports) {
   const TensorView indices = w.args.indices, &scores = w.args.scores;
   const auto last = static_cast<std::size_t>(scores.ndim - 1);
   any_row(indices, [&](const void* row, const Index& at) {
@@ -14,7 +14,7 @@ void find_not_finite(const Watched<SelectTopkArgs>& w, const StateBefore&, Repor
     Block block{"scores", scores};
     for (std::size_t dim = 0; dim < last; ++dim) block = cut(block, dim, at[dim], 1);
     const auto bad = first_bad(cut(block, last, best, 1));
-    if (bad) reports.find(GuardReport::Guard::nan, bad->place, bad->value);
+    if (bad) reports.add(GuardReport::Guard::nan, bad->place, bad->value);
     return bad.has_value();
   });
 }
