@@ -20,7 +20,7 @@ COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/|(?m:^\s*#(?!\s*(?:if|define|include))[
 
 # The most existing files that a recipe may send its reader to, over what its examples need. Lower these; the aims are
 # 1, 6, 8, 7 and 5.
-MAXIMA = {"An operation": 3, "A score modifier": 26, "A KV layout": 34, "An element type": 30, "An ISA": 10}
+MAXIMA = {"An operation": 3, "A score modifier": 26, "A KV layout": 34, "An element type": 27, "An ISA": 10}
 
 # (recipe, pattern of the example, pattern of its own files' paths, beginnings of exceptions)
 EXAMPLES = [

@@ -150,6 +150,7 @@ TEST_CASE("append: what is wrong is named, and nothing is written", "[unit]") {
   refuses("k_new", [](Valid& a) { a.args.k_new.strides[2] = -1; });
   refuses("k_new", [](Valid& a) { a.args.k_new.data = nullptr; });
   refuses("k_new", [](Valid& a) { a.args.k_new.device.type = DeviceType::cuda; });
+  refuses("k_new", [](Valid& a) { a.args.k_new.device.index = 1; });
   refuses("k_new", [](Valid& a) { a.args.k_new.shape[1] = 1; });
   refuses("k_new", [](Valid& a) { a.args.k_new.shape[3] = 0; });
   refuses("k_new", [](Valid& a) { a.args.k_new.shape[3] = 4; });

@@ -76,6 +76,7 @@ TEST_CASE("validation of delta_rule: null, misaligned, of another type and on an
     spoils([&](A& a) { m.data(a) = nullptr; });
     spoils([&](A& a) { m.data(a) = static_cast<const std::byte*>(m.data(a)) + 1; });
     spoils([&](A& a) { m.device(a).type = DeviceType::cuda; });
+    if (m.name != std::string("q")) spoils([&](A& a) { m.device(a).index = 1; });  // the first has the say
     const bool is_integer = is_one_of(m.name, {"cu_seqlens", "state_slots", "accepted"});
     const bool is_state = is_one_of(m.name, {"initial_state", "final_state"}),
                is_f32 = is_one_of(m.name, {"a_log", "dt_bias"});

@@ -96,6 +96,7 @@ TEST_CASE("validation of delta_rule_backward: null, misaligned, of another type 
     spoils([&](A& a) { m.data(a) = nullptr; });
     spoils([&](A& a) { m.data(a) = static_cast<const std::byte*>(m.data(a)) + 1; });
     spoils([&](A& a) { m.device(a).type = DeviceType::cuda; });
+    if (m.name != std::string("q")) spoils([&](A& a) { m.device(a).index = 1; });  // the first has the say
     const bool is_integer = is_one_of(m.name, {"cu_seqlens"});
     const bool is_state = is_one_of(m.name, {"initial_state", "dfinal_state", "dinitial_state"}),
                is_f32 = is_one_of(m.name, {"a_log", "dt_bias", "da_log", "ddt_bias"});

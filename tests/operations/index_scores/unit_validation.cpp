@@ -81,6 +81,7 @@ TEST_CASE("validation of index_scores: null, misaligned, of another type and on 
     if (m.words != kQuantized || m.name != std::string("k"))  // bytes are aligned anywhere
       spoils([&](A& a) { m.data(a) = static_cast<const std::byte*>(m.data(a)) + 1; });
     spoils([&](A& a) { m.device(a).type = DeviceType::cuda; });
+    if (m.name != std::string("q")) spoils([&](A& a) { m.device(a).index = 1; });  // the first has the say
     spoils([&](A& a) { m.dtype(a) = DType::boolean; });
     spoils([&](A& a) { m.dtype(a) = static_cast<DType>(100); });
     const bool is_k = is_one_of(m.name, {"k"}), is_q = is_one_of(m.name, {"q"});
@@ -313,6 +314,8 @@ TEST_CASE("validation of select_topk: sizes, types, devices and addresses of bot
   refuses_selection("indices", [](S& a) { a.indices.shape[static_cast<std::size_t>(a.indices.ndim - 1)] = 0; });
   refuses_selection("indices", [](S& a) { a.indices.strides[static_cast<std::size_t>(a.indices.ndim - 1)] = 0; });
   refuses_selection("indices", [](S& a) { a.indices.data = const_cast<void*>(a.scores.data); });
+  refuses_selection("indices", [](S& a) { a.indices.device.index = 1; });
+  refuses_selection("indices", [](S& a) { a.scores.device.index = 1; });
   // One score that all of a row are, and no score at all.
   SelectTopkCase c(selection_of("rows=12 sk=9 n=4"), 2);
   S args = c.args();

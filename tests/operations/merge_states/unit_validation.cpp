@@ -133,6 +133,7 @@ TEST_CASE("merge: what is wrong is named, and nothing is written", "[unit]") {
   CHECK(refused([](auto&, auto&, auto& o, auto&) { o.strides[0] = 0; }) == "out");
   CHECK(refused([](auto&, auto&, auto& o, auto&) { o.shape[1] = 0; }) == "out");
   CHECK(refused([](auto&, auto&, auto& o, auto&) { o.device.type = DeviceType::cuda; }) == "out");
+  CHECK(refused([](auto&, auto&, auto& o, auto&) { o.device.index = 1; }) == "out");
   CHECK(refused([&](auto&, auto&, auto& o, auto&) { o.data = b; }) == "out");
   CHECK(refused([&](auto&, auto&, auto&, auto& l) { l.data = lb; }) == "lse");
   CHECK(refused([](auto&, auto&, auto&, auto& l) { l.dtype = DType::f16; }) == "lse");
