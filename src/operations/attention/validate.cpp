@@ -38,6 +38,13 @@ AttentionProblem::Layout layout_of(const TensorView& q, const TensorView& k, con
   return other;
 }
 
+// Whether rows of v are what rows of k begin with. Strides along dimensions of one element may be any numbers.
+bool begins_rows(const TensorView& v, const TensorView& k) {
+  for (std::size_t i = 0; i < static_cast<std::size_t>(v.ndim); ++i)
+    if (v.shape[i] > 1 && v.strides[i] != k.strides[i]) return false;
+  return k.data && v.data == k.data;
+}
+
 // Whether no scale of k or v depends on a key's row, nor on its page.
 bool has_head_scales(const P& p, const AttentionParams& f) {
   const auto of_heads = [&](int64_t groups, const Strides& s) {
@@ -93,15 +100,16 @@ void fill_tensors(const AttentionArgs& args, const P& p, AttentionParams& f) {
 AttentionProblem bind_forward(const AttentionArgs& args, const Bound& bound, AttentionParams& f,
                               std::shared_ptr<const void>& lists) {
   const bool on_host = bound.device.type == DeviceType::cpu;
+  const TensorView &k = args.kv.k, &v = args.kv.v;
   P p = problem_of(args, bound);
   if (p.gathered) check_rows(p);  // before tokens are counted
   fill_tensors(args, p, f);
   fill_keys(args, p, f);
-  fill_sizes(p, f);
   p.head_scales = has_head_scales(p, f);
   // Values that are whole keys, as in self-attention over one tensor, are no part of a latent row.
-  p.latent = f.k && values_in_keys(f) && p.dv < p.d;
-  p.layout = layout_of(args.q, args.kv.k, p.latent ? args.kv.k : args.kv.v, args.out);
+  p.latent = begins_rows(v, k) && p.dv <= p.d - p.k_tail && p.dv < p.d;
+  p.layout = layout_of(args.q, k, p.latent ? k : v, args.out);
+  fill_sizes(p, f);
   fill_score(args.score, p, f);
   check(p);
   if (!on_host && p.page_size > 0 && f.page_count == 0) f.sk = 0;  // no key can be there, whatever lengths say
