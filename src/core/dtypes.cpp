@@ -13,9 +13,8 @@ std::string types_text(DTypeSet types) {
   return list_text(names, " or ");
 }
 
-void check_type(std::string_view name, DType dtype, DTypeSet types, const char* wanted) {
-  if (!has(types, dtype))
-    throw Error(std::string(name), "dtype " + std::string(to_string(dtype)), wanted ? wanted : types_text(types));
+void refuse_type(std::string_view name, DType dtype, DTypeSet types, const char* wanted) {
+  throw Error(std::string(name), "dtype " + std::string(to_string(dtype)), wanted ? wanted : types_text(types));
 }
 
 }  // namespace rapt

@@ -33,7 +33,10 @@ constexpr bool needs_scales(DType dtype) {
 
 // "f32, bf16 or f16".
 std::string types_text(DTypeSet types);
-// Throws Error for a type that is none of `types`; `wanted`: their text, where it says too little.
-void check_type(std::string_view name, DType dtype, DTypeSet types, const char* wanted = nullptr);
+// Throws Error for a type that is none of `types`; `wanted`: their text, where their own says too little.
+[[noreturn]] void refuse_type(std::string_view name, DType dtype, DTypeSet types, const char* wanted = nullptr);
+inline void check_type(std::string_view name, DType dtype, DTypeSet types) {
+  if (!has(types, dtype)) refuse_type(name, dtype, types);
+}
 
 }  // namespace rapt

@@ -207,7 +207,7 @@ void Bound::bind_shape(const BoundTensor& t) {
 void Bound::check_type(const BoundTensor& t) const {
   const Argument& a = *t.argument;
   const DType dtype = t.view->dtype;
-  if (!has(a.types, dtype)) rapt::check_type(t.name(), dtype, a.types, a.wanted_types);
+  if (!has(a.types, dtype)) refuse_type(t.name(), dtype, a.types, a.wanted_types);
   if (a.like < 0) return;
   const TensorView& other = *table.arguments[static_cast<std::size_t>(a.like)].get(args, 0);
   if (other.dtype != dtype)
@@ -229,12 +229,14 @@ void Bound::bind(const Argument& argument, const TensorView& view, std::size_t i
   const bool is_output = argument.is_output(mode);
   t.bytes = plain_span_of(view, is_output);
   if (t.bytes < 0) t.bytes = span_of(t.name(), view, is_output);
-  if (device.type == DeviceType::cpu && view.device.type != device.type)
-    throw Error(t.name(), "a tensor that is not on the cpu",
-                "host memory" + (tensors_.empty() ? "" : ", as of " + tensors_.front().name()));
-  // CPUs of several indices are several devices.
-  if (!tensors_.empty() && view.device != tensors_.front().view->device)
-    throw Error(t.name(), "a tensor on another device than " + tensors_.front().name(), "all tensors on one device");
+  if (view.device != device) {
+    if (device.type == DeviceType::cpu && view.device.type != device.type)
+      throw Error(t.name(), "a tensor that is not on the cpu",
+                  "host memory" + (tensors_.empty() ? "" : ", as of " + tensors_.front().name()));
+    if (!tensors_.empty())
+      throw Error(t.name(), "a tensor on another device than " + tensors_.front().name(), "all tensors on one device");
+    device = view.device;  // a CPU's of another index
+  }
   tensors_.push_back(t);
   check_type(t);
   if (argument.of >= 0) check_gradient(t);

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <string>
+#include <type_traits>
 #include <variant>
 #include <vector>
 
@@ -26,15 +27,21 @@ Problem parse_as(std::string_view name, std::string_view text, const std::string
 }
 
 template <class Args>
+constexpr bool takes_scalars = requires(const typename OperationOf<Args>::C& c, Args& args) {
+  OperationOf<Args>::set_scalars(c, args);
+};
+
+template <class Args>
 Call validate_by_table(const Args& args, std::span<const std::byte> workspace) {
   using Op = OperationOf<Args>;
-  const FloatEnvironment environment;  // for default scales
   unsigned mode = 1;
   Device device{};
   if constexpr (requires { Op::mode(args); }) mode = Op::mode(args);
   if constexpr (runs_on_gpus<Args>) device = Op::device(args);
   Bound bound(kArgumentsOf<Args>, &args, mode, device);
   bound.check();
+  // For default scales and the like: tensors alone ask for none.
+  [[maybe_unused]] const std::conditional_t<takes_scalars<Args>, FloatEnvironment, std::monostate> environment{};
   Call call = Op::bind(args, bound);
   bound.check_overlaps();
   bound.check_apart(workspace);
