@@ -170,7 +170,7 @@ TEST_CASE("validation of delta_rule: what is missing, and what goes with nothing
   DeltaRuleCase flat = whole(kGated);
   A args = flat.args();
   args.dt_bias.ndim = 1;
-  CHECK(refused_text([&] { delta_rule(args); }) == "dt_bias: got shape [4]; wanted [h, d] = [4, 8]");
+  CHECK(refused_text([&] { delta_rule(args); }) == "dt_bias: shape [4]; wanted [h, d] = [4, 8]");
   refuses("dt_bias", [](A& a) {
     a.gate = true;
     a.dt_bias = TensorView(static_cast<const float*>(a.q.data), {4, 8});

@@ -329,8 +329,8 @@ TEST_CASE("validation of select_topk: sizes, types, devices and addresses of bot
   for (int64_t i = 0; i < c.indices.size(); ++i) CHECK(c.indices.flat<std::int32_t>(i) == -1);
   // No row at all, however many the other dimensions would make.
   constexpr int64_t kMany = int64_t{1} << 40;
-  static_cast<Layout&>(args.scores) = {kMany, kMany, 0, 9};
-  static_cast<Layout&>(args.indices) = {kMany, kMany, 0, 4};
+  args.scores = TensorView(&c.scores.flat<float>(0), {kMany, kMany, 0, 9}, {0, 0, 9, 1});
+  args.indices = MutableTensorView(&c.indices.flat<std::int32_t>(0), {kMany, kMany, 0, 4}, {0, 0, 4, 1});
   CHECK(refused_text([&] { select_topk(args); }) == "");
   CHECK(SelectTopkProblem::of(args).rows == 0);
 }
