@@ -38,7 +38,7 @@ typedef struct rapt_attention_args {
   rapt_tensor k_zero, v_zero;
 
   /* bias, alibi and sinks are f32, bf16 or f16, each by itself. */
-  rapt_tensor bias;  /* optional, added to scores: [.., sk] broadcast over b, hq, sq. -inf masks */
+  rapt_tensor bias;  /* optional, added to scores: broadcasts to [b, hq, sq, sk]. -inf masks */
   rapt_tensor mask;  /* optional: RAPT_BOOL, 1 = attend; shapes as for bias */
   rapt_tensor alibi; /* optional: slopes, [hq] or [b, hq]: score -= slope * |i + offset - j| */
   rapt_tensor sinks; /* optional: [hq], one extra logit per head in the softmax's denominator only; -inf = none */

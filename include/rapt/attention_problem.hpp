@@ -30,9 +30,9 @@ struct AttentionProblem {
   /// Order of the dimensions in memory, shared by q, k, v and out: `bhsd` is contiguous, `bshd` as projections give it,
   /// `bhds` has the rows innermost, `other` is anything else (mixed included).
   enum class Layout : std::uint8_t { bhsd, bshd, bhds, other };
-  /// Broadcasting of a bias or mask: which of its dimensions have their full size. `none`: not given. The key
-  /// dimension is always full. Text: the letters of the full dimensions, for example "bk" or "hqk".
-  static constexpr std::uint8_t kNone = 0xff, kFullB = 1, kFullH = 2, kFullQ = 4;
+  /// Broadcasting of a bias or mask: which of its dimensions have their full size. kNone: not given. Text: the letters
+  /// of the full dimensions, for example "bk" or "hqk"; "1" if there are none.
+  static constexpr std::uint8_t kNone = 0xff, kFullB = 1, kFullH = 2, kFullQ = 4, kFullK = 8;
 
   DType q_dtype = DType::f32;    ///< f8e4m3 included; text: q=, or dtype= for all that have no word of their own
   DType kv_dtype = DType::f32;   ///< of k and v, quantised types included; text: kv=

@@ -46,8 +46,8 @@ struct ScoreSpec {
   std::optional<Window> window{};  ///< independent of `causal`
   std::optional<Align> align{};
   std::optional<float> softcap{};  ///< 1e-30 <= c <= 1e30: x -> c * tanh(x / c)
-  /// Added to the scores: f32, bf16 or f16 [.., sk] of 1 to 4 dimensions that broadcast (size 1 or missing) over
-  /// b, hq and sq. -inf masks. With ragged sources, indices are local to a sequence and sizes reach the longest one.
+  /// Added to the scores: f32, bf16 or f16 of 1 to 4 dimensions that broadcast (size 1, or missing in front) to
+  /// [b, hq, sq, sk]. -inf masks. With ragged sources, indices are local to a sequence and sizes reach the longest one.
   TensorView bias{};
   TensorView mask{};   ///< boolean, true = attend; shapes as for `bias`
   TensorView alibi{};  ///< slopes of these types, [hq] or [b, hq]: x -= slope * |i + offset - j|

@@ -63,7 +63,7 @@ def attention(
                     PyTorch's is_causal), "bottom_right" (sk - sq, as a cache of keys wants it) or the offset.
     window          (left, right): row i attends keys i + offset - left to i + offset + right. None or -1: open.
     scale           d**-0.5 if not given.
-    mask            bool, true = attend; up to [b, hq, sq, sk], broadcast over all but sk.
+    mask            bool, true = attend; broadcasts to [b, hq, sq, sk].
     bias            float32, bfloat16 or float16, added to the scores; shapes as for mask. -inf masks.
     softcap         c: scores become c * tanh(score / c), before bias and masks.
     alibi           Slopes [hq] or [b, hq], of the same types as bias.

@@ -292,8 +292,7 @@ AttentionArgs sdpa_args(const SdpaViews& views, std::optional<float> scale, bool
   args.score.causal = is_causal;
   args.score.align = Align::top_left();
   if (views.attn_mask) {
-    TensorView mask = padded(views.attn_mask);
-    repeat(mask, 3, k.shape[2]);
+    const TensorView mask = padded(views.attn_mask);
     (mask.dtype == DType::boolean ? args.score.mask : args.score.bias) = mask;
   }
   return args;

@@ -240,9 +240,9 @@ bool sdpa_gradients(Caller caller, nb::handle grad_out, nb::handle grad_lse, nb:
       !tensors.read(key, t.k) || !tensors.read(value, t.v) || !tensors.read_optional(attn_mask, t.attn_mask) ||
       !tensors.read(out, t.out) || !tensors.read(lse, t.lse) || tensors.recorded())
     return false;
-  // What broadcasts is summed by the library but for heads of queries, and batches; a mask's keys it would not take.
+  // What broadcasts is summed by the library but for heads of queries, and batches.
   if (t.q.ndim != 4 || !fit(t.q, t.k, t.v, true) || size(t.out, 3) != size(t.q, 3) || wanted.size() != made.size() ||
-      t.q.device.type != DeviceType::cpu || (t.attn_mask && size(t.attn_mask, 1) != size(t.k, 2)))
+      t.q.device.type != DeviceType::cpu)
     return false;
   const AttentionArgs forward = sdpa_args(t, factor, is_causal);
   args.q = forward.q, args.kv = forward.kv, args.score = forward.score;

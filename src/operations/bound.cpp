@@ -123,7 +123,7 @@ void Bound::refuse_shape(const BoundTensor& t, const Dimension& dim) const {
   if (shape.optional_count > 1) {
     std::string names;
     for (const Dimension& d : shape.dimensions())
-      if (d.optional) names.append(names.empty() ? "" : ", ").append(d.name);
+      if (d.broadcastable) names.append(names.empty() ? "" : ", ").append(d.name);
     throw Error(t.name(), given, "a shape that broadcasts over " + names + " to " + sizes_text(*this, shape));
   }
   if (dim.name.empty()) throw Error(t.name(), given, shape_text(shape));
@@ -131,10 +131,7 @@ void Bound::refuse_shape(const BoundTensor& t, const Dimension& dim) const {
   const bool halved = t.argument->is_packed && t.view->dtype == DType::i4x2 && &dim == &shape.dimensions().back();
   if (halved) size /= 2;
   throw Error(t.name(), given,
-              (is_permuted(t) ? shape_text(shape) + " with " : "") +
-                  (dim.broadcastable ? "1 or "
-                   : dim.at_least    ? "at least "
-                                     : "") +
+              (is_permuted(t) ? shape_text(shape) + " with " : "") + (dim.broadcastable ? "1 or " : "") +
                   owner_text(dim) + (dim.plus ? " + 1" : "") + (halved ? ", in bytes," : "") + " = " +
                   std::to_string(size));
 }

@@ -16,9 +16,9 @@ namespace rapt {
 //
 //     sk     the size of the dimension sk
 //     sk|1   that size, or 1: it broadcasts
-//     b?     that size, or 1, or missing: only in front
+//     sk|1>  that size or more, or 1
+//     b?     that size, or 1, or missing: only in front; sq?> or more
 //     b~     that size, or missing: only in front
-//     sq>    that size or more; sq?> also 1 or missing
 //     b+1    the size of b plus 1
 //     1      the size 1
 struct Dimension {
@@ -67,11 +67,10 @@ struct Shape {
     if (dim.name.empty() && word == "1") dim.plus = 1;  // NOLINT(bugprone-branch-clone): the order of checks
     else if (dim.name.empty()) throw "a dimension without a name";
     else if (word == "+1") dim.plus = 1;
-    else if (word == "|1") dim.broadcastable = true;
+    else if (word == "|1" || word == "|1>") dim.broadcastable = true, dim.at_least = word.size() == 3;
     else if (word == "?" || word == "?>") dim.broadcastable = dim.optional = true, dim.at_least = word.size() == 2;
-    else if (word == ">") dim.at_least = true;
     else if (word == "~") dim.optional = true;
-    else if (!word.empty()) throw "what follows a dimension's name is |1, ?, ~, >, ?> or +1";
+    else if (!word.empty()) throw "what follows a dimension's name is |1, |1>, ?, ?>, ~ or +1";
     push(dim);
   }
 };

@@ -33,11 +33,11 @@ void choose_score(Arguments& g, Choices& c, std::int64_t b, std::int64_t hq, std
     if (c.one_in(16)) score.align->value = c.raw<std::int64_t>();
   }
   const auto maybe = [&](std::int64_t size) { return c.below(2) ? size : 1; };
-  if (c.one_in(4)) score.bias = floats(g, c, {maybe(b), maybe(hq), maybe(sq), sk});
+  if (c.one_in(4)) score.bias = floats(g, c, {maybe(b), maybe(hq), maybe(sq), maybe(sk)});
   if (c.one_in(4)) score.alibi = c.below(2) ? floats(g, c, {hq}) : floats(g, c, {b, hq});
   if (c.one_in(4)) score.sinks = floats(g, c, {hq});
   if (c.one_in(4)) {
-    score.mask = TensorView(static_cast<const bool*>(nullptr), {maybe(hq), maybe(sq), sk});
+    score.mask = TensorView(static_cast<const bool*>(nullptr), {maybe(hq), maybe(sq), maybe(sk)});
     auto* data = g.take<std::uint8_t>(elements_of(score.mask));
     for (std::int64_t i = 0; i < elements_of(score.mask); ++i) data[i] = static_cast<std::uint8_t>(c.below(2));
     score.mask.data = data;

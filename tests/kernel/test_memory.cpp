@@ -40,8 +40,8 @@ TEST_CASE("odd sizes between guard pages", "[kernel]") {
       problem.sk = s + 3;
       problem.d = std::min<std::int64_t>(d, 576);
       problem.dv = d % 40 + 1;
-      problem.mask = AttentionProblem::kFullQ;
-      problem.bias = 0;
+      problem.mask = AttentionProblem::kFullQ | AttentionProblem::kFullK;
+      problem.bias = AttentionProblem::kFullK;
       problem.lse = true;
       problem.layout = static_cast<AttentionProblem::Layout>((d + s) % 4);
       for (DType dtype : kFloatTypes) {

@@ -69,6 +69,19 @@ void add_scores(const AttentionBackwardParams& p, const Head& head, std::int64_t
   }
 }
 
+// Adds the sums of a block's other keys to those of its first.
+void add_keys(const AttentionBackwardBiasScratch& w, std::int64_t rows) {
+  GradQueryBlock q_blocks[kChunkQueryBlocks + 1];
+  const std::int64_t count = make_query_blocks(
+      rows, q_blocks, [&](GradQueryBlock& q_block, std::int64_t) { q_block.row = w.row + q_block.lane; });
+  for (std::int64_t i = 0; i < count; ++i) {
+    float* const sum = w.sum + q_blocks[i].lane * kBlockK;
+    const std::int64_t width = q_blocks[i].width;
+    for (std::int64_t n = kBlockK / 2 * width; n >= width; n /= 2)
+      for (std::int64_t at = 0; at < n; at += kLanes) store(sum + at, load(sum + at) + load(sum + n + at));
+  }
+}
+
 // Stores the rows of the sums as the gradient; with `one_row`, their sum over rows.
 void store_sums(const AttentionBackwardParams& p, const BiasItem& item, bool one_row, std::int64_t rows,
                 std::int64_t keys, const AttentionBackwardBiasScratch& w) {
@@ -113,16 +126,18 @@ void add_bias(const AttentionBackwardParams& p, const BiasItem& item, std::byte*
   const AttentionBackwardBiasScratch w(carver, p.d, p.dv);
   fill(w.sum, kChunkRows * kBlockK, 0);
   fill(w.zero, kWidth, 0);
-  const bool one_row = p.grad_bias_q == 1;
+  const bool one_row = p.grad_bias_q == 1, one_key = p.grad_bias_k == 1;
   const std::int64_t rows = one_row ? kChunkRows : min(kChunkRows, p.grad_bias_q - item.row_begin);
   for (std::int64_t b = p.grad_bias_b == 1 ? 0 : item.b; b < (p.grad_bias_b == 1 ? p.b : item.b + 1); ++b)
     for (std::int64_t h = p.grad_bias_h == 1 ? 0 : item.h; h < (p.grad_bias_h == 1 ? p.hq : item.h + 1); ++h) {
       const Head head(p, {b, h / p.group, 0, 0, 0, INT64_MAX, nullptr});
-      const std::int64_t n = min(item.key_begin + kBlockK, head.len_k) - item.key_begin;
       const std::int64_t end = one_row ? head.len_q : min(item.row_begin + rows, head.len_q);
-      for (std::int64_t r = item.row_begin; n > 0 && r < end; r += kChunkRows)
-        add_scores(p, head, h, r, rows, item.key_begin, n, w);
+      const std::int64_t key_end = one_key ? head.len_k : min(item.key_begin + kBlockK, head.len_k);
+      for (std::int64_t k0 = item.key_begin; k0 < key_end; k0 += kBlockK)
+        for (std::int64_t r = item.row_begin; r < end; r += kChunkRows)
+          add_scores(p, head, h, r, rows, k0, min(kBlockK, key_end - k0), w);
     }
+  if (one_key) add_keys(w, rows);
   store_sums(p, item, one_row, rows, min(kBlockK, p.grad_bias_k - item.key_begin), w);
 }
 

@@ -215,19 +215,23 @@ void add_to_bias(const AttentionBackwardParams& p, const BiasItem& item, std::by
   const auto summed = [](std::int64_t size, std::int64_t index, std::int64_t all) {
     return size == 1 ? KeyRange{0, all} : KeyRange{index, min(index + 1, all)};
   };
-  const std::int64_t keys = min(kBackwardKeys, p.grad_bias_k - item.key_begin);
+  const std::int64_t keys = min(kBackwardKeys, p.grad_bias_k - item.key_begin);  // of the gradient
+  const bool one_key = p.grad_bias_k == 1;
   for (std::int64_t i = 0; i < keys; ++i) w.dbias[i] = 0;
   const KeyRange batch = summed(p.grad_bias_b, item.b, p.b), heads = summed(p.grad_bias_h, item.h, p.hq);
   for (std::int64_t b = batch.first; b < batch.last; ++b)
     for (std::int64_t h = heads.first; h < heads.last; ++h) {
       const Head head = head_of(p, b, h / p.group);
       const KeyRange tokens = summed(p.grad_bias_q, item.row_begin, head.len_q);
-      load_keys(p, head, item.key_begin, min(item.key_begin + keys, head.len_k), w);
-      for (std::int64_t token = tokens.first; token < tokens.last; ++token) {
-        const GradRow row = load_query(p, head, row_of(head, token, h), w);
-        const std::int64_t first = max(row.first, item.key_begin), last = min(row.last, item.key_begin + keys);
-        for (std::int64_t j = first; j < last; ++j)
-          w.dbias[j - item.key_begin] += differentiate(p, head, row, j, j - item.key_begin, w).ds;
+      const std::int64_t key_end = one_key ? head.len_k : min(item.key_begin + keys, head.len_k);
+      for (std::int64_t k0 = item.key_begin; k0 < key_end; k0 += kBackwardKeys) {
+        const std::int64_t k1 = min(k0 + kBackwardKeys, key_end);
+        load_keys(p, head, k0, k1, w);
+        for (std::int64_t token = tokens.first; token < tokens.last; ++token) {
+          const GradRow row = load_query(p, head, row_of(head, token, h), w);
+          for (std::int64_t j = max(row.first, k0); j < min(row.last, k1); ++j)
+            w.dbias[one_key ? 0 : j - k0] += differentiate(p, head, row, j, j - k0, w).ds;
+        }
       }
     }
   const Strides& to = p.grad_bias.stride;

@@ -31,10 +31,10 @@ struct AttentionShapes {
                                      .when(M::paged, "pages hk page_size")
                                      .when(M::gathered, "b_or_one hk k_rows");
   // Of pairs of a query and a key. Indices of ragged sequences are local, with room for the longest one.
-  static constexpr Shapes pairs = Shapes("b? hq? sq? sk")
-                                      .when(M::ragged | M::ragged_q, "b? hq? sq?> sk>")
-                                      .when(M::ragged, "b? hq? sq? sk>")
-                                      .when(M::ragged_q, "b? hq? sq?> sk");
+  static constexpr Shapes pairs = Shapes("b? hq? sq? sk|1")
+                                      .when(M::ragged | M::ragged_q, "b? hq? sq?> sk|1>")
+                                      .when(M::ragged, "b? hq? sq? sk|1>")
+                                      .when(M::ragged_q, "b? hq? sq?> sk|1");
 };
 
 }  // namespace rapt

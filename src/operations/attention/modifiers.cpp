@@ -15,35 +15,39 @@ namespace {
 using std::int64_t;
 using P = AttentionProblem;
 
-// Of a tensor for pairs, where missing dimensions and those of size 1 broadcast. Returns which of the first three do
-// not.
+constexpr std::pair<char, std::uint8_t> kFull[] = {
+    {'b', P::kFullB}, {'h', P::kFullH}, {'q', P::kFullQ}, {'k', P::kFullK}};
+
+// Of a tensor for pairs, where missing dimensions and those of size 1 broadcast. Returns which do not.
 std::uint8_t fill_pairs(const TensorView& t, ScoreParams& params, Strides& stride) {
   const auto& [size, step] = Pairs(t);
   stride = {step[0], step[1], step[2], step[3]};
-  params.modifier_keys = std::min(params.modifier_keys, size[3]);
   if (size[2] != 1) params.modifier_rows = std::min(params.modifier_rows, size[2]);
-  return static_cast<std::uint8_t>((size[0] != 1 ? P::kFullB : 0) | (size[1] != 1 ? P::kFullH : 0) |
-                                   (size[2] != 1 ? P::kFullQ : 0));
+  if (size[3] != 1) params.modifier_keys = std::min(params.modifier_keys, size[3]);
+  std::uint8_t dims = 0;
+  for (std::size_t i = 0; i < 4; ++i)
+    if (size[i] != 1) dims |= kFull[i].second;
+  return dims;
 }
 
 }  // namespace
 
 std::uint8_t read_broadcast(const Word& word) {
+  if (word.value == "1") return 0;
   std::uint8_t dims = 0;
   std::size_t at = 0;
-  for (const auto& [letter, bit] : {std::pair{'b', P::kFullB}, {'h', P::kFullH}, {'q', P::kFullQ}})
+  for (const auto& [letter, bit] : kFull)
     if (at < word.value.size() && word.value[at] == letter) dims |= bit, ++at;
-  if (word.value.substr(at) != "k")
-    word.refuse("the letters of the full dimensions, in order, out of b, h, q, and k last");
+  if (dims == 0 || at != word.value.size())
+    word.refuse("the letters of the full dimensions, in order, out of b, h, q and k, or 1 if there are none");
   return dims;
 }
 void print_broadcast(std::uint8_t dims, std::string_view key, std::string& text) {
   if (dims == P::kNone) return;
   std::string letters;
-  if (dims & P::kFullB) letters += 'b';
-  if (dims & P::kFullH) letters += 'h';
-  if (dims & P::kFullQ) letters += 'q';
-  print_word(text, key, letters + 'k');
+  for (const auto& [letter, bit] : kFull)
+    if (dims & bit) letters += letter;
+  print_word(text, key, letters.empty() ? "1" : letters);
 }
 
 void Softcap::fill(const ScoreSpec& score, P& p, ScoreParams& params) {

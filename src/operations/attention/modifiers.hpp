@@ -37,7 +37,7 @@ struct Modifier {
 
 namespace modifiers {
 
-// "bk", "hqk", ...: which dimensions of a tensor for pairs have their full size.
+// "bk", "hqk", ..., "1": which dimensions of a tensor for pairs have their full size.
 void print_broadcast(std::uint8_t dims, std::string_view key, std::string& text);
 std::uint8_t read_broadcast(const Word& word);
 template <std::uint8_t AttentionProblem::*kMember>

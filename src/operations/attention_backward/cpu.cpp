@@ -134,7 +134,7 @@ BackwardPlan plan_backward(const P& p, const AttentionBackwardKernel& kernel, co
   int64_t pieces = 0;
   if (p.dbias)
     pieces = (p.bias & P::kFullB ? p.b : 1) * (p.bias & P::kFullH ? p.hq : 1) *
-             (p.bias & P::kFullQ ? ceil_div(p.sq, kernel.bias_rows) : 1) * most;
+             (p.bias & P::kFullQ ? ceil_div(p.sq, kernel.bias_rows) : 1) * (p.bias & P::kFullK ? most : 1);
   plan.threads = workers_for(worth, concurrency, plan.work_items + pieces);
   size_workspace(plan, p, kernel, plan.work_items, in_ranges > 1, splits);
   return plan;

@@ -172,10 +172,10 @@ struct Lists {
   }
 };
 
-/// [b or 1, hq or 1, sq or 1, sk]; every second seed leaves out leading dimensions of size 1.
+/// [b or 1, hq or 1, sq or 1, sk or 1]; every second seed leaves out leading dimensions of size 1.
 Layout broadcast_layout(const AttentionProblem& p, std::uint8_t full, std::uint64_t seed) {
   Dims shape{full & AttentionProblem::kFullB ? p.b : 1, full & AttentionProblem::kFullH ? p.hq : 1,
-             full & AttentionProblem::kFullQ ? p.sq : 1, p.sk};
+             full & AttentionProblem::kFullQ ? p.sq : 1, full & AttentionProblem::kFullK ? p.sk : 1};
   if (seed % 2 == 0) {
     std::size_t skip = 0;
     while (skip < 3 && !(full & (1u << skip))) ++skip;
@@ -186,14 +186,16 @@ Layout broadcast_layout(const AttentionProblem& p, std::uint8_t full, std::uint6
   return p.layout == AttentionProblem::Layout::other ? layout_of(shape, order, 1, 3) : Layout(shape);
 }
 
-/// Calls set(position, masked, generator) for every element; whole rows are masked now and then, but never row 0.
+/// Calls set(position, masked) for every element; whole rows are masked now and then, but never row 0.
 template <class Set>
-void fill_mask(const Tensor& tensor, std::int64_t sk, double masked_share, Generator generator, Set set) {
+void fill_mask(const Tensor& tensor, double masked_share, Generator generator, Set set) {
+  const std::int64_t sk = tensor.layout().shape[static_cast<std::size_t>(tensor.layout().ndim - 1)];
   const std::int64_t rows = sk ? tensor.size() / sk : 0;
   std::uniform_real_distribution<double> uniform(0, 1);
   for (std::int64_t row = 0; row < rows; ++row) {
     const bool whole = uniform(generator) < 1.0 / 16 && row != 0;
-    for (std::int64_t j = 0; j < sk; ++j) set(row * sk + j, whole || uniform(generator) < masked_share);
+    for (std::int64_t j = 0; j < sk; ++j)
+      set(row * sk + j, whole || (uniform(generator) < masked_share && (sk > 1 || row > 0)));
   }
 }
 
@@ -235,13 +237,13 @@ Case::Case(const AttentionProblem& given, std::uint64_t seed, Placement placemen
   if (p.bias != AttentionProblem::kNone) {
     bias = Tensor(p.bias_dtype, broadcast_layout(p, p.bias, seed), placement);
     fill_normal(bias, generator(4));
-    fill_mask(bias, p.sk, 0.04, generator(5), [&](std::int64_t i, bool masked) {
+    fill_mask(bias, 0.04, generator(5), [&](std::int64_t i, bool masked) {
       if (masked) bias.flat(i) = -kInfinity;
     });
   }
   if (p.mask != AttentionProblem::kNone) {
     mask = Tensor(DType::boolean, broadcast_layout(p, p.mask, seed + 1), placement);
-    fill_mask(mask, p.sk, 0.2, generator(6), [&](std::int64_t i, bool masked) { mask.flat<bool>(i) = !masked; });
+    fill_mask(mask, 0.2, generator(6), [&](std::int64_t i, bool masked) { mask.flat<bool>(i) = !masked; });
   }
   if (p.alibi) {
     const bool per_batch = seed % 2 == 0;

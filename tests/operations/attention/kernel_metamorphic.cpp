@@ -57,7 +57,7 @@ TEST_CASE("masked keys behind the others do not change a bit", "[kernel]") {
     const AttentionProblem shorter = typed("attention b=1 hq=4 hk=2 sq=50 sk=77 d=40 dv=20 lse", dtype);
     AttentionProblem longer = shorter;
     longer.sk += extra;
-    longer.mask = 0;  // "k"
+    longer.mask = AttentionProblem::kFullK;
     Case c(shorter), padded(longer);
     for (std::int64_t h = 0; h < 2; ++h) {
       for (std::int64_t j = 0; j < 77; ++j) {

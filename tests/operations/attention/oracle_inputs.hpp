@@ -54,7 +54,7 @@ inline std::int64_t read_index(const TensorView& t, std::int64_t i) {
                                : static_cast<const std::int32_t*>(t.data)[at];
 }
 
-/// Offset of (n, h, i, j) in a tensor of 1 to 4 dimensions that broadcasts over the first three.
+/// Offset of (n, h, i, j) in a tensor of 1 to 4 dimensions that broadcasts: sizes of 1, and missing ones in front.
 inline std::int64_t broadcast_offset(const TensorView& t, std::initializer_list<std::int64_t> index) {
   const int missing = 4 - t.ndim;
   std::int64_t offset = 0;

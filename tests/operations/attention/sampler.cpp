@@ -56,7 +56,7 @@ void sample_positions(Random& random, AttentionProblem& p) {
 }
 
 void sample_scores(Random& random, AttentionProblem& p) {
-  const auto broadcast = [&] { return static_cast<std::uint8_t>(between(random, 0, 7)); };
+  const auto broadcast = [&] { return static_cast<std::uint8_t>(between(random, 0, 15)); };
   if (one_in(random, 3)) {
     p.has_scale = true;
     p.scale = static_cast<float>(between(random, -20, 60)) / 64;

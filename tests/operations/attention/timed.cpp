@@ -137,8 +137,9 @@ double CaseOf<AttentionProblem>::tensor_bytes(const AttentionProblem& p) {
   const double keys = real(p.hk) * (p.ragged_k >= 0 ? real(p.ragged_k) : real(p.b) * real(p.sk));
   const auto term = [&](std::uint8_t dims, double size) {
     if (dims == AttentionProblem::kNone) return 0.0;
-    return size * real(p.sk) * (dims & AttentionProblem::kFullB ? real(p.b) : 1) *
-           (dims & AttentionProblem::kFullH ? real(p.hq) : 1) * (dims & AttentionProblem::kFullQ ? real(p.sq) : 1);
+    return size * (dims & AttentionProblem::kFullB ? real(p.b) : 1) *
+           (dims & AttentionProblem::kFullH ? real(p.hq) : 1) * (dims & AttentionProblem::kFullQ ? real(p.sq) : 1) *
+           (dims & AttentionProblem::kFullK ? real(p.sk) : 1);
   };
   const double scales = p.head_scales ? 0 : real(p.k_groups + p.v_groups);
   return queries * (real(p.d) * bytes_of(p.q_dtype) + real(p.dv) * bytes_of(p.out_dtype) +
