@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -61,12 +62,53 @@ def _fold(t: Tensor, batch: list[int], heads: int | None = None) -> Tensor:
     )
 
 
-def _fold_mask(mask: Tensor, batch: list[int]) -> Tensor:
-    """A mask of at most four dimensions."""
-    if len(batch) <= 2 or mask.dim() <= 3:
+def _calls(mask: Tensor | None, lead: list[int], with_dropout: bool) -> list[tuple[Any, ...] | None]:
+    """The kernel's calls, each by its index into the dimensions before the heads, of sizes `lead`; None: one call for all. The
+    mask has one stride along the dimensions that an index leaves, so that none is written out for those that share it.
+
+    With dropout, whose mask differs from call to call, the calls depend on shapes alone: the backward's mask may lie in memory
+    in another way.
+    """
+    if mask is None or len(lead) < 2 or all(size == 1 for size in mask.shape[:-3]):
+        return [None]
+    mask = _of_rank(mask, len(lead) + 3)
+    batches: list[list[int]] = []
+    for i in range(len(lead)):
+        if lead[i] == 1:
+            continue
+        if batches:
+            before, shared = batches[-1][-1], mask.shape[i] == 1
+            one_stride = shared or (not with_dropout and mask.stride(before) == lead[i] * mask.stride(i))
+            if shared == (mask.shape[before] == 1) and one_stride:
+                batches[-1].append(i)
+                continue
+        batches.append([i])
+    if len(batches) == 1:
+        return [None]
+    kept = max(batches, key=lambda batch: math.prod(lead[i] for i in batch))
+    return list(itertools.product(*([slice(None)] if n == 1 or i in kept else range(n) for i, n in enumerate(lead))))
+
+
+def _of_rank(t: Tensor, rank: int) -> Tensor:
+    return t[(None,) * (rank - t.dim())]
+
+
+def _parts(tensors: Sequence[Tensor | None], lead: list[int], at: tuple[Any, ...] | None) -> list[Any]:
+    """Views of a call's part of what has been folded."""
+    if at is None:
+        return list(tensors)
+    left = sum(type(i) is slice for i in at)
+    return [t if t is None else t.view(*lead, *t.shape[1:])[at].flatten(0, left - 1) for t in tensors]
+
+
+def _part_of_mask(mask: Tensor | None, lead: list[int], at: tuple[Any, ...] | None) -> Any:
+    """The same of a mask, of at most four dimensions."""
+    if mask is None or mask.dim() <= 3 or len(lead) < 2:
         return mask
-    shared = all(size == 1 for size in mask.shape[:-3])
-    return mask.reshape(mask.shape[-3:]) if shared else _fold(mask, batch)
+    mask = _of_rank(mask, len(lead) + 3)
+    if at is not None:
+        mask = mask[tuple(0 if size == 1 and type(i) is int else i for i, size in zip(at, mask.shape))]
+    return mask.flatten(0, -4)
 
 
 def batch_of(q: Tensor, k: Tensor, v: Tensor, gqa: bool) -> list[int]:
@@ -92,11 +134,14 @@ def run(
     batch = batch_of(q, k, v, gqa)
     out = to = result_like(q, k, v, mask, batch, gqa)
     sums = to_sums = lse_like(q, batch) if with_lse else None
+    lead = batch[:-1]
     if len(batch) > 2:
         q, k, v, to = (_fold(t, batch) for t in (q, k, v, out))
-        mask = None if mask is None else _fold_mask(mask, batch)
-        to_sums = None if sums is None else sums.view(-1, *sums.shape[-2:])
-    _core.sdpa(q, k, v, mask, is_causal, scale, to, to_sums, dropout_p, number_of(seed))
+        to_sums = None if sums is None else sums.view(math.prod(lead), *sums.shape[-2:])
+    for number, at in enumerate(_calls(mask, lead, dropout_p != 0)):
+        its_q, its_k, its_v, its_out, its_lse = _parts((q, k, v, to, to_sums), lead, at)
+        modifiers = (_part_of_mask(mask, lead, at), is_causal, scale)
+        _core.sdpa(its_q, its_k, its_v, *modifiers, its_out, its_lse, dropout_p, number_of(seed, number))
     return out, sums
 
 
@@ -105,8 +150,9 @@ def new_seed() -> Tensor:
     return torch.randint(2**63 - 1, (), dtype=torch.int64, device="cpu")
 
 
-def number_of(seed: Tensor | None) -> int | None:
-    return None if seed is None else int(seed)
+def number_of(seed: Tensor | None, call: int = 0) -> int | None:
+    """Of one of the kernel's calls, each with a dropout mask of its own."""
+    return None if seed is None else int(seed) + call
 
 
 def forward(*inputs: Any) -> Tensor:
@@ -139,43 +185,55 @@ def gradients(
     """Of q, k, v and a float mask, those that are wanted; laid out as they are, or in memory that is given for [b, h, s, d].
     `compute`: or their memory only."""
     batch = batch_of(q, k, v, gqa)
-    folds, heads = math.prod(batch[:-1]), batch[-1] if batch else 1
+    lead, heads = batch[:-1], batch[-1] if batch else 1
     key_heads, value_heads = (t.shape[-3] if t.dim() > 2 else 1 for t in (k, v))
     repeated = None if key_heads == value_heads else heads
-    boolean = bias = None
-    if mask is not None:
-        keys = _fold_mask(mask, batch)
-        keys = keys.expand(*keys.shape[:-1], k.shape[-2])  # the one dimension that the library does not broadcast
-        boolean, bias = (keys, None) if mask.dtype is torch.bool else (None, keys)
-    inputs = (_fold(q, batch, heads), _fold(k, batch, repeated), _fold(v, batch, repeated), bias)
+    tensors = [_fold(q, batch, heads), _fold(k, batch, repeated), _fold(v, batch, repeated)]
     memory: list[Tensor | None] = [*into, None] if into else [
-        None if inner is None or outer is None or not want else _gradient_of(inner, outer)
-        for inner, outer, want in zip(inputs, (q, k, v, mask), wanted)
-    ]
+        _gradient_of(inner, outer) if want else None for inner, outer, want in zip(tensors, (q, k, v), wanted)
+    ] + [_gradient_of_mask(mask, lead) if mask is not None and wanted[3] else None]
     if compute and any(t is not None and t.numel() > 0 for t in memory):
+        calls = _calls(mask, lead, dropout_p != 0)
+        of_mask = memory[3]
+        whole = of_mask is None or calls == [None]
+        if of_mask is not None and not whole:  # which calls add to
+            of_mask = memory[3] = of_mask.new_zeros(of_mask.shape, dtype=torch.float32)
         dout = torch.zeros_like(out) if grad_out is None else grad_out
         sums, dlse = (
-            t if t is None or len(batch) == 2 else t.reshape(folds, heads, t.shape[-1]) for t in (lse, grad_lse)
+            t if t is None or len(batch) == 2 else t.reshape(math.prod(lead), heads, t.shape[-1]) for t in (lse, grad_lse)
         )
+        folded = (*tensors, _fold(out.detach(), batch), _fold(dout, batch), sums, dlse, *memory[:3])
         with torch.no_grad():
-            _core.attention_backward(
-                forward_arguments(
-                    *inputs[:3],
-                    causal=is_causal,
-                    align="top_left",
-                    scale=scale,
-                    mask=boolean,
-                    bias=bias,
-                    dropout_p=dropout_p,
-                    seed=number_of(seed),
-                    out=_fold(out.detach(), batch),
-                ),
-                (_fold(dout, batch), sums, dlse, *memory, None, None),
-            )
+            for number, at in enumerate(calls):
+                *inputs, its_out, its_dout, its_sums, its_dlse, dq, dk, dv = _parts(folded, lead, at)
+                bias, dbias = (_part_of_mask(t, lead, at) for t in (mask, of_mask))
+                boolean = bias is not None and bias.dtype is torch.bool
+                own = dbias if whole else torch.empty_like(dbias)
+                _core.attention_backward(
+                    forward_arguments(
+                        *inputs,
+                        causal=is_causal,
+                        align="top_left",
+                        scale=scale,
+                        mask=bias if boolean else None,
+                        bias=None if boolean else bias,
+                        dropout_p=dropout_p,
+                        seed=number_of(seed, number),
+                        out=its_out,
+                    ),
+                    (its_dout, its_sums, its_dlse, dq, dk, dv, own, None, None),
+                )
+                if not whole:
+                    dbias += own
     return [
         None if inner is None or outer is None else _summed(inner, outer, batch)
         for inner, outer in zip(memory, (q, k, v, mask))
     ]
+
+
+def _gradient_of_mask(mask: Tensor, lead: list[int]) -> Tensor:
+    """Memory for it, for the library to sum what broadcasts. Dimensions that are made one are so in the gradient, too."""
+    return mask.new_empty(mask.shape) if len(lead) > 1 else torch.empty_like(mask, requires_grad=False)
 
 
 def _gradient_of(inner: Tensor, outer: Tensor) -> Tensor:
@@ -188,7 +246,7 @@ def _gradient_of(inner: Tensor, outer: Tensor) -> Tensor:
 def _summed(gradient: Tensor, outer: Tensor, batch: list[int]) -> Tensor:
     """The gradient of `outer`, which was broadcast and folded."""
     if gradient.numel() == outer.numel():
-        return gradient if gradient.dim() == outer.dim() else gradient.reshape(outer.shape)
+        return (gradient if gradient.dim() == outer.dim() else gradient.reshape(outer.shape)).to(outer.dtype)
     if gradient.dim() == 4 and len(batch) > 2:
         gradient = gradient.reshape(*batch[:-1], *gradient.shape[1:])
     return gradient.sum_to_size(outer.shape[-gradient.dim() :]).to(outer.dtype).reshape(outer.shape)

@@ -318,7 +318,8 @@ def _check_others(kwargs: dict[str, Any], mask: Tensor | None) -> None:
 
 
 def _mask_and_bias(mask: Tensor | None, bias: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """A boolean mask and a bias for transformers' mask of either kind and its position bias."""
+    """A boolean mask and a bias for transformers' mask of either kind and its position bias, of two dimensions or more."""
+    mask, bias = (t if t is None else torch.atleast_2d(t) for t in (mask, bias))  # type: ignore[no-untyped-call]
     if mask is not None and mask.dtype is not torch.bool:
         bias = mask if bias is None else mask + bias
         mask = None

@@ -48,7 +48,8 @@ def attention(
         attended &= torch.arange(k.shape[2]) < torch.as_tensor(lengths)[:, None, None, None]
     x = x.masked_fill(~attended, -torch.inf)
     if sinks is not None:
-        x = torch.cat([x, sinks[:, None, None].expand(*x.shape[:-1], 1)], -1)
+        rows = sinks if sinks.dim() > 1 else sinks[:, None, None]
+        x = torch.cat([x, rows.expand(*x.shape[:-1], 1)], -1)
     top = x.detach().amax(-1, keepdim=True).clamp_min(torch.finfo(x.dtype).min) if x.shape[-1] else x.new_zeros(*x.shape[:-1], 1)
     p = torch.exp(x - top)
     total = p.sum(-1, keepdim=True)
