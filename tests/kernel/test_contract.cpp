@@ -105,8 +105,9 @@ TEST_CASE("windows of every kind, with and without causal", "[kernel]") {
   }
 }
 
-TEST_CASE("bias and mask broadcast over b, hq and sq", "[kernel][long]") {
-  for (const char* full : {"k", "qk", "hk", "hqk", "bk", "bqk", "bhk", "bhqk"}) {
+TEST_CASE("bias and mask broadcast over any dimensions", "[kernel][long]") {
+  for (const char* full :
+       {"1", "k", "q", "qk", "h", "hk", "hq", "hqk", "b", "bk", "bq", "bqk", "bh", "bhk", "bhq", "bhqk"}) {
     for (std::uint64_t seed : {1, 2}) {  // with and without leading dimensions of size 1
       const std::string sizes = "attention b=2 hq=4 hk=2 sq=19 sk=45 d=16 lse";
       check_every_type(sizes + " bias=" + full, seed);
