@@ -460,27 +460,34 @@ class Oracle {
       logical.strides[static_cast<std::size_t>(dim)] = stride;
       stride *= logical.shape[static_cast<std::size_t>(dim)];
     }
+    const auto bias_at = [&](std::int64_t row, std::int64_t key) {
+      return static_cast<std::size_t>(broadcast_offset(logical, {head.n, head.h, row, key}));
+    };
+    const bool one_key = dbias_ && logical.shape[static_cast<std::size_t>(logical.ndim - 1)] == 1;
     const auto slope = static_cast<std::size_t>(args_.score.alibi.ndim == 2 ? head.n * hq_ + head.h : head.h);
     for (std::size_t r = 0; r < index.size(); ++r) {
       const RowFacts& row = facts[static_cast<std::size_t>(index[r])];
       const auto i = static_cast<Eigen::Index>(r);
-      double p_distance = 0, ds_distance = 0;  // of which a row's delta and lse are off by the same
+      // A row's delta and lse are off by the same in all terms of a sum over its keys.
+      const auto of_row = [&](double p, double ds) {
+        return std::pow(p * row.delta_sigma, 2) + std::pow(ds * row.lse_sigma, 2);
+      };
+      double p_sum = 0, ds_sum = 0, p_distance = 0, ds_distance = 0;
       for (Eigen::Index j = 0; j < pairs.p.cols(); ++j) {
         if (!pairs.sees(i, j)) continue;
         const double ds = pairs.ds(i, j), key = static_cast<double>(head.first + j);
-        const double variance =
-            pairs.ds_var(i, j) + std::pow(pairs.p(i, j) * row.delta_sigma, 2) + std::pow(ds * row.lse_sigma, 2);
+        p_sum += pairs.p(i, j), ds_sum += ds;
         if (dbias_)
-          dbias_.add(static_cast<std::size_t>(broadcast_offset(logical, {head.n, head.h, index[r], head.first + j})),
-                     ds, pairs.ds_error(i, j), variance);
+          dbias_.add(bias_at(index[r], head.first + j), ds, pairs.ds_error(i, j),
+                     pairs.ds_var(i, j) + (one_key ? 0 : of_row(pairs.p(i, j), ds)));
         if (!dalibi_) continue;
         const double distance = std::abs(static_cast<double>(index[r]) + static_cast<double>(head.offset) - key);
         p_distance += pairs.p(i, j) * distance, ds_distance += ds * distance;
         dalibi_.add(slope, -ds * distance, distance * (pairs.ds_error(i, j) + 3 * kUnit * std::abs(ds)),
                     distance * distance * pairs.ds_var(i, j));
       }
-      if (dalibi_)
-        dalibi_.vary(slope, std::pow(p_distance * row.delta_sigma, 2) + std::pow(ds_distance * row.lse_sigma, 2));
+      if (one_key) dbias_.vary(bias_at(index[r], 0), of_row(p_sum, ds_sum));
+      if (dalibi_) dalibi_.vary(slope, of_row(p_distance, ds_distance));
     }
   }
 
