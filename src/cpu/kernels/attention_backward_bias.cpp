@@ -71,6 +71,7 @@ void add_scores(const AttentionBackwardParams& p, const Head& head, std::int64_t
 
 // Adds the sums of a block's other keys to those of its first.
 void add_keys(const AttentionBackwardBiasScratch& w, std::int64_t rows) {
+  static_assert((kBlockK & (kBlockK - 1)) == 0);
   GradQueryBlock q_blocks[kChunkQueryBlocks + 1];
   const std::int64_t count = make_query_blocks(
       rows, q_blocks, [&](GradQueryBlock& q_block, std::int64_t) { q_block.row = w.row + q_block.lane; });
