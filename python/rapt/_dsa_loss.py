@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from rapt import _refusals
+from rapt._autocast import without_autocast
 from rapt._autograd import no_second_derivatives
 from rapt._scalars import finite
 
@@ -104,6 +105,7 @@ class _Loss(torch.autograd.Function):
         return (dscores, *[None] * 6)
 
 
+@without_autocast
 def indexer_loss(
     scores: Tensor,
     q: Tensor,
@@ -156,6 +158,5 @@ def indexer_loss(
             raise ValueError(f"indices: got {int(indices.max())}; wanted less than sk = {sk}")
     factor = finite("scale", scale)
     given = (scores, scores[:0].clone(), q, k, indices, q.shape[3] ** -0.5 if factor is None else factor, sinks)
-    with torch.autocast("cpu", enabled=False):
-        loss: Tensor = _Loss.apply(*given)  # type: ignore[no-untyped-call]
+    loss: Tensor = _Loss.apply(*given)  # type: ignore[no-untyped-call]
     return loss

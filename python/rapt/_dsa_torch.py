@@ -11,6 +11,7 @@ from torch import Tensor
 
 import rapt
 from rapt import _refusals
+from rapt._autocast import without_autocast
 from rapt._autograd import no_second_derivatives
 from rapt._dsa import count_of, queries_shape, scores_shape
 from rapt._scalars import Alignment, alignment, given_alignment, real, truth
@@ -91,11 +92,12 @@ def _(scores: Tensor, n: int) -> Tensor:
     device_types="cpu",
     schema=f"(Tensor dscores, {_INPUTS}, {_OPTIONS}, bool[] wanted) -> Tensor[]",
 )
+@without_autocast
 def _backward_operator(dscores: Tensor, *given: Any) -> list[Tensor]:
     """Those of the gradients of q, k and w that are wanted."""
     q, k, w, k_scale, seqlens, block_table, key_begin, key_end, *options, wanted = given
     assert block_table is None
-    with torch.no_grad(), torch.autocast("cpu", enabled=False):
+    with torch.no_grad():
         made = [torch.zeros(x.shape, dtype=torch.float32, device="cpu") if want else None for x, want in zip((q, k, w), wanted)]
         for i in range(q.shape[0]):
             of = [None if x is None else x[i] for x in (k_scale, seqlens, key_begin, key_end)]

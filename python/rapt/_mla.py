@@ -209,26 +209,28 @@ def cheaper_form(sizes: Sizes, given: Options) -> str:
 
 
 class _Product(torch.autograd.Function):
-    """product() where gradients are recorded. Autocast is off in the backward too: a graph's is traced under its caller's."""
+    """product() where gradients are recorded."""
 
     @staticmethod
     def forward(ctx: Any, equation: str, x: Tensor, w: Tensor, idle: str) -> Tensor:
         ctx.save_for_backward(x, w)
         ctx.equation, ctx.idle = equation, idle
-        return _product(equation, x, w)
+        return torch.einsum(equation, x, w)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x, w = ctx.saved_tensors
-        of_x, of_w, of_y = _indices_of(ctx.equation)
-        dx = product(f"{of_y},{of_w}->{of_x}", dy, w) if ctx.needs_input_grad[1] else None
-        if not ctx.needs_input_grad[2]:
-            return None, dx, None, None
-        if ctx.idle == "y":
-            x = x.masked_fill(~dy.any(-1, keepdim=True), 0.0)
-        if ctx.idle == "x":
-            dy = dy.masked_fill(~x.transpose(1, 2).any(-1, keepdim=True), 0.0)
-        return None, dx, product(f"{of_x},{of_y}->{of_w}", x, dy), None
+        # Switched off whether it is on or not: torch.compile traces this where it is off, and AOTAutograd where it is on.
+        with torch.autocast("cpu", enabled=False):
+            x, w = ctx.saved_tensors
+            of_x, of_w, of_y = _indices_of(ctx.equation)
+            dx = product(f"{of_y},{of_w}->{of_x}", dy, w) if ctx.needs_input_grad[1] else None
+            if not ctx.needs_input_grad[2]:
+                return None, dx, None, None
+            if ctx.idle == "y":
+                x = x.masked_fill(~dy.any(-1, keepdim=True), 0.0)
+            if ctx.idle == "x":
+                dy = dy.masked_fill(~x.transpose(1, 2).any(-1, keepdim=True), 0.0)
+            return None, dx, product(f"{of_x},{of_y}->{of_w}", x, dy), None
 
 
 def _indices_of(equation: str) -> tuple[str, str, str]:
@@ -237,21 +239,14 @@ def _indices_of(equation: str) -> tuple[str, str, str]:
     return of_x, of_w, of_y
 
 
-def _product(equation: str, x: Tensor, w: Tensor) -> Tensor:
-    if not torch.is_autocast_enabled("cpu"):
-        return torch.einsum(equation, x, w)
-    with torch.autocast("cpu", enabled=False):
-        return torch.einsum(equation, x, w)
-
-
 def product(equation: str, x: Tensor, w: Tensor, idle: str = "") -> Tensor:
-    """torch.einsum of rows with the heads' matrices, whatever autocast says.
+    """torch.einsum of rows with the heads' matrices.
 
     A row without keys gives no gradient, whatever it and its gradient hold: NaN in the padding of a batch must not reach the matrices,
     by 0 times NaN. With idle="y" it is the one whose result has a gradient of 0 (of queries), with "x" the one that is 0 itself (of what
     attention gives; heads come second in x and third in the result).
     """
     if not _refusals.needs_grad(x, w):
-        return _product(equation, x, w)
+        return torch.einsum(equation, x, w)
     made: Tensor = _Product.apply(equation, x, w, idle)  # type: ignore[no-untyped-call]
     return made

@@ -23,6 +23,7 @@ from torch import Tensor
 
 import rapt
 from rapt import _refusals
+from rapt._autocast import without_autocast
 from rapt._fp8_rows import LATENT, ROTARY, check_fp8, is_fp8, keys_and_values
 from rapt._mla import Options, Sizes, attend, cheaper_form, product, seen_keys
 from rapt._flash_mla import flash_mla_sparse_fwd, flash_mla_with_kvcache, get_mla_metadata
@@ -36,6 +37,7 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _INTEGERS = (torch.int32, torch.int64)
 
 
+@without_autocast
 def attention(
     q_nope: Tensor,
     q_rope: Tensor | None,

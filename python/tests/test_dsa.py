@@ -486,14 +486,6 @@ def test_compiled_for_any_size():
     assert torch.equal(compiled(**pages, align="bottom_right"), rapt.torch.index_scores(**pages, align="bottom_right"))
 
 
-def test_gradients_with_autocast():
-    tensors = leaves()
-    wanted = gradients(rapt.torch.index_scores, tensors, align=12)
-    with torch.autocast("cpu", torch.bfloat16):
-        got = gradients(rapt.torch.index_scores, tensors, align=12)
-    assert all(torch.equal(got[name], wanted[name]) for name in wanted)
-
-
 def test_refusals_of_tensors():
     tensors = {name: x.detach() for name, x in leaves().items()}
     training = tensors | {"q": tensors["q"].clone().requires_grad_()}

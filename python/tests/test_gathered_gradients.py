@@ -264,20 +264,6 @@ def test_the_loss_of_the_indexer_has_no_second_derivatives(selected):
         (loss + grad.square().sum()).backward()
 
 
-@pytest.mark.parametrize("selected", [False, True])
-def test_autocast_changes_nothing_in_the_loss_of_the_indexer(selected):
-    scores, q, k, indices = loss_inputs()
-
-    def run(autocast):
-        leaf = scores.clone().requires_grad_()
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
-            loss = rapt.torch.indexer_loss(leaf, 5 * q, k, indices if selected else None)
-            loss.backward()
-        return loss.detach(), leaf.grad
-
-    assert all(torch.equal(x, y) for x, y in zip(run(True), run(False)))
-
-
 def test_the_loss_of_the_indexer_with_sinks_far_above_all_scores():
     """Attention leaves its keys next to nothing, and p is what they have of that: not 0, as exp() would make it."""
     scores, q, k, _ = loss_inputs()

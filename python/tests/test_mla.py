@@ -201,26 +201,6 @@ def test_compiled(form):
         torch.testing.assert_close(compiled(given, lengths), compiled._torchdynamo_orig_callable(given, lengths), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("compiled", (False, True))
-@pytest.mark.parametrize("backward_too", (False, True))
-def test_autocast_changes_nothing(form, compiled, backward_too):
-    given = inputs()
-    call = torch.compile(rapt.mla.attention, backend="aot_eager", fullgraph=True) if compiled else rapt.mla.attention
-
-    def run(forward, backward):
-        leaves = {name: x.clone().requires_grad_() for name, x in given.items()}
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=forward):
-            out = call(**leaves, form=form)
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=backward):
-            return [out.detach(), *torch.autograd.grad(out, list(leaves.values()), torch.ones_like(out))]
-
-    for got, wanted in zip(run(True, backward_too), run(False, False)):
-        assert torch.equal(got, wanted)
-    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(call(**given, form=form), rapt.mla.attention(**given, form=form))
-
-
 def lists_of_keys(b=2, sq=7, n=6, sk=20):
     lists = torch.rand(b, sq, sk).argsort(-1)[..., :n].int()
     lists[torch.rand(lists.shape) < 0.2] = -1
