@@ -145,11 +145,6 @@ def run(
     return out, sums
 
 
-def new_seed() -> Tensor:
-    """Of one call's dropout, from PyTorch's default generator: a tensor, as compiled code draws its own at every call."""
-    return torch.randint(2**63 - 1, (), dtype=torch.int64, device="cpu")
-
-
 def number_of(seed: Tensor | None, call: int = 0) -> int | None:
     """Of one of the kernel's calls, each with a dropout mask of its own."""
     return None if seed is None else int(seed) + call

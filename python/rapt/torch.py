@@ -59,7 +59,7 @@ from torch.jit import _builtins
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode, has_torch_function_variadic
 
-from rapt import _aten, _core, _refusals, _sdpa, _sdpa_autograd
+from rapt import _aten, _core, _refusals, _sdpa, _sdpa_autograd, _seed
 from rapt._delta_rule_torch import delta_rule
 from rapt._dsa_loss import indexer_loss
 from rapt._dsa_torch import index_scores, index_topk, select_topk
@@ -135,7 +135,7 @@ def scaled_dot_product_attention(
         run = _sdpa_autograd.forward_with_gradients if grad else _sdpa.forward
         if profiler._is_profiler_enabled:
             run = _sdpa.profiled(run)
-    seed = None if dropout_p == 0 else _sdpa.new_seed()
+    seed = None if dropout_p == 0 else _seed.new_seed()
     result = run(query, key, value, attn_mask, is_causal, scale, enable_gqa, dropout_p, seed)
     return result
 

@@ -36,7 +36,7 @@ from torch.compiler import is_dynamo_compiling
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import causal_mask_function, eager_mask, sdpa_mask
 
-from rapt import _core, _model_attention, _model_delta_rule, _model_sparse, _refusals, _sdpa
+from rapt import _core, _model_attention, _model_delta_rule, _model_sparse, _refusals, _seed
 from rapt import torch as rapt_torch
 
 __all__ = ["register"]
@@ -264,7 +264,7 @@ def _attention_forward(
     if reason:
         _refusals.warn(reason)
         return _model_attention.composed(query, key, value, *options, dropout=dropout), None
-    seed = None if dropout == 0 else _sdpa.new_seed()
+    seed = None if dropout == 0 else _seed.new_seed()
     tensors = (query, key, value, mask, bias, s_aux)
     run: Any = _model_attention.operator
     if _refusals.is_eager(*tensors):

@@ -493,7 +493,7 @@ def test_dropout(options, compiled, dtype):
     assert torch.equal(run(*inputs, dropout_p=0.3, **options), out)
     assert not torch.equal(run(*inputs, dropout_p=0.3, **options), out)
     torch.manual_seed(5)
-    dropped = dropped_by(rapt._sdpa.new_seed(), 0.3, 2, 4, 45, 45)
+    dropped = dropped_by(rapt._seed.new_seed(), 0.3, 2, 4, 45, 45)
     assert 0.27 < dropped.float().mean() < 0.33
     wide = [t.detach().double().requires_grad_() for t in inputs]
     reference = {"causal": options.get("is_causal", False), "mask": options.get("attn_mask")}
@@ -548,7 +548,7 @@ def test_dropout_of_five_dimensions_is_one_mask_forward_and_backward():
     out = ours(*inputs, dropout_p=0.4)
     got = torch.autograd.grad(out, inputs, torch.ones(out.shape))
     torch.manual_seed(5)
-    dropped = dropped_by(rapt._sdpa.new_seed(), 0.4, 6, 4, 9, 9)
+    dropped = dropped_by(rapt._seed.new_seed(), 0.4, 6, 4, 9, 9)
     wide = [t.detach().double().flatten(0, 1).requires_grad_() for t in inputs]
     result, _ = attention(*wide, dropped=dropped, dropout_p=0.4)
     wanted = torch.autograd.grad(result, wide, torch.ones(result.shape).double())
