@@ -2,8 +2,9 @@
 
 Arguments, layouts, defaults and results are flash-linear-attention's: q and k [B, T, H, K], v [B, T, HV, V], g [B, T, HV, K] of
 KDA and [B, T, HV] of Gated DeltaNet, beta [B, T, HV], float32 states [N, HV, K, V]; with cu_seqlens B is 1. An initial state
-is read as it is if bfloat16. chunk_* and fused_recurrent_* are one kernel here. What only says how a GPU is to go about it
-(chunk_size, safe_gate, ...) is ignored.
+is read as it is if bfloat16. chunk_* and fused_recurrent_* are one kernel here. Arguments that say how a GPU divides the work
+(chunk_size, disable_recompute, ...) are ignored. What flash-linear-attention refuses for another reason than a limit of its GPU
+kernels is refused here, too.
 """
 
 from __future__ import annotations
@@ -20,11 +21,41 @@ from rapt._delta_rule_torch import delta_rule
 _REFUSED = {"head_first": False, "return_intermediate_states": False, "cp_context": None, "transpose_state_layout": False}
 
 
-def _check(keywords: dict[str, Any]) -> None:
+def _check_keywords(keywords: dict[str, Any], state_v_first: bool) -> None:
     for name, without in _REFUSED.items():
         value = keywords.get(name, without)
         if value is not None and value != without:
             raise ValueError(f"{name}: got {value!r}; wanted {without}: rapt has no such thing")
+    if state_v_first and "transpose_state_layout" in keywords:
+        raise ValueError("transpose_state_layout: got one with state_v_first; wanted state_v_first alone")
+
+
+def _check_shapes(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor | None, of_channels: bool) -> None:
+    """What rapt.delta_rule takes and flash-linear-attention does not: it has other numbers of heads, and KDA its own decays."""
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.dim() != 4:
+            raise ValueError(f"{name}: got shape {list(x.shape)}; wanted 4 dimensions, tokens before heads")
+    if q.shape != k.shape:
+        raise ValueError(f"q: got shape {list(q.shape)}; wanted k's {list(k.shape)}")
+    if q.shape[2] == 0 or v.shape[2] % q.shape[2] != 0:
+        raise ValueError(f"v: got shape {list(v.shape)}; wanted a multiple of q's {q.shape[2]} heads")
+    if not of_channels:
+        return
+    wanted = [*q.shape[:2], v.shape[2]]
+    for name, gate, shape in (("g", g, [*wanted, q.shape[3]]), ("beta", beta, wanted)):
+        if gate is None or list(gate.shape) != shape:
+            raise ValueError(f"{name}: got {'None' if gate is None else f'shape {list(gate.shape)}'}; wanted shape {shape}")
+
+
+def _check_gates(sigmoid: bool, double: bool, gate: bool, safe: bool, lower_bound: float | None) -> None:
+    if double and not sigmoid:
+        raise ValueError("allow_neg_eigval: got True without use_beta_sigmoid_in_kernel; wanted both, or beta doubled before the call")
+    if not (gate and safe):
+        return
+    if lower_bound is None:
+        raise ValueError("lower_bound: got None with safe_gate and use_gate_in_kernel; wanted a number from -5 to below 0")
+    if not -5 <= lower_bound < 0:
+        raise ValueError(f"lower_bound: got {lower_bound} with safe_gate; wanted -5 to below 0, or no safe_gate")
 
 
 def _gated_delta(
@@ -48,9 +79,12 @@ def _gated_delta(
     A_log: Tensor | None,
     dt_bias: Tensor | None,
     keywords: dict[str, Any],
+    of_channels: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """All of them: each hands on its arguments, locals()."""
-    _check(keywords)
+    """All of them: each hands on its arguments, locals(). of_channels: g is KDA's."""
+    _check_keywords(keywords, state_v_first)
+    _check_shapes(q, k, v, g, beta, of_channels)
+    _check_gates(use_beta_sigmoid_in_kernel, allow_neg_eigval, use_gate_in_kernel, safe_gate, lower_bound)
     if cu_seqlens is not None and q.shape[0] != 1:
         raise ValueError(f"q: got shape {list(q.shape)} with cu_seqlens; wanted a batch of 1")
     if use_gate_in_kernel:
@@ -73,7 +107,7 @@ def _gated_delta(
         cu_seqlens=cu_seqlens,
         l2norm_qk=use_qk_l2norm_in_kernel,
         beta_sigmoid=use_beta_sigmoid_in_kernel,
-        beta_double=use_beta_sigmoid_in_kernel and allow_neg_eigval,
+        beta_double=allow_neg_eigval,
         gate=use_gate_in_kernel,
         a_log=A_log,
         dt_bias=dt_bias,
@@ -107,7 +141,7 @@ def chunk_kda(
 ) -> tuple[Tensor, Tensor | None]:
     """fla.ops.kda.chunk_kda on the CPU: (out [B, T, HV, V] of q's type, state or None). Gradients as rapt.torch.delta_rule has
     them. dt_bias is flat, [HV * K]. Raises TypeError or ValueError, naming the argument."""
-    return _gated_delta(**locals())
+    return _gated_delta(**locals(), of_channels=True)
 
 
 def fused_recurrent_kda(
@@ -131,7 +165,7 @@ def fused_recurrent_kda(
     **keywords: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """fla.ops.kda.fused_recurrent_kda on the CPU; see chunk_kda."""
-    return _gated_delta(**locals())
+    return _gated_delta(**locals(), of_channels=True)
 
 
 def chunk_gated_delta_rule(
@@ -184,6 +218,8 @@ def fused_recurrent_gated_delta_rule(
     K; decays for channels of V (gv) are refused."""
     if gv is not None:
         raise ValueError("gv: got a tensor; wanted None: rapt has no decay for each channel of V")
+    if gk is not None and use_gate_in_kernel:
+        raise ValueError("gk: got a tensor with use_gate_in_kernel; wanted None: the gate is of g alone")
     if gk is not None:
         g = gk if g is None else g.float()[..., None] + gk
     given = dict(locals())

@@ -62,7 +62,7 @@ def test_the_gate_of_kda():
         for function in (rapt.torch.chunk_kda, rapt.torch.fused_recurrent_kda):
             out, state = function(**t, **more, A_log=a_log, dt_bias=bias, lower_bound=bound, safe_gate=bound is not None)
             assert ratio(out, wanted) < 2e-6 and ratio(state, wanted_state) < 2e-6
-    bare, none = rapt.torch.chunk_kda(**t, lower_bound=-5, allow_neg_eigval=True)  # neither matters without its switch
+    bare, none = rapt.torch.chunk_kda(**t, lower_bound=-5, safe_gate=True)  # neither matters without its switch
     assert none is None and torch.equal(bare, rapt.torch.delta_rule(**t))
     wanted, _ = loop(**t, gate=True, gate_lower_bound=-5.0)
     assert ratio(rapt.torch.chunk_kda(**t, use_gate_in_kernel=True, lower_bound=-5.0)[0], wanted) < 2e-6
@@ -107,14 +107,49 @@ def test_varlen_as_flash_linear_attention_has_it():
 
 
 def test_what_flash_linear_attention_has_and_rapt_has_not():
-    t = draw(decay="head")
+    t, of_channels = draw(decay="head"), draw()
     for function, given, message in [
         (rapt.torch.chunk_kda, {"head_first": True}, "head_first: got True; wanted False"),
         (rapt.torch.chunk_kda, {"cp_context": "context"}, "cp_context: got 'context'; wanted None"),
         (rapt.torch.fused_recurrent_gated_delta_rule, {"gv": t["v"]}, "gv: got a tensor; wanted None"),
-        (rapt.torch.chunk_kda, {"use_gate_in_kernel": True}, "A_log: got None"),
-        (rapt.torch.chunk_kda, {"cu_seqlens": torch.tensor([0, 9])}, "q: got shape [2, 9, 2, 8] with cu_seqlens"),
+        (rapt.torch.chunk_kda, of_channels | {"use_gate_in_kernel": True}, "A_log: got None"),
+        (rapt.torch.chunk_kda, of_channels | {"cu_seqlens": torch.tensor([0, 9])}, "q: got shape [2, 9, 2, 8] with cu_seqlens"),
     ]:
         with pytest.raises(ValueError) as raised:
-            function(**t, **given)
+            function(**t | given)
+        assert str(raised.value).startswith(message)
+
+
+KDA = (rapt.torch.chunk_kda, rapt.torch.fused_recurrent_kda)
+GATED = (rapt.torch.chunk_gated_delta_rule, rapt.torch.fused_recurrent_gated_delta_rule)
+OF_CHANNELS, OF_HEADS = draw(), draw(decay="head")
+GATE = {"use_gate_in_kernel": True, "A_log": torch.zeros(4)}
+
+
+@pytest.mark.parametrize(
+    ("functions", "given", "message"),
+    [
+        (KDA + GATED, {"allow_neg_eigval": True}, "allow_neg_eigval: got True without use_beta_sigmoid_in_kernel"),
+        (KDA[:1], GATE | {"safe_gate": True}, "lower_bound: got None with safe_gate"),
+        (KDA[:1], GATE | {"safe_gate": True, "lower_bound": -5.5}, "lower_bound: got -5.5 with safe_gate"),
+        (KDA[:1], GATE | {"safe_gate": True, "lower_bound": 0.0}, "lower_bound: got 0.0 with safe_gate"),
+        (KDA + GATED, {"use_gate_in_kernel": True}, "A_log: got None"),
+        (KDA + GATED, {"state_v_first": True, "transpose_state_layout": False}, "transpose_state_layout: got one with"),
+        (KDA + GATED, {"q": torch.zeros(2, 9, 4, 8)}, "q: got shape [2, 9, 4, 8]; wanted k's [2, 9, 2, 8]"),
+        (KDA + GATED, {"v": torch.zeros(2, 9, 3, 12)}, "v: got shape [2, 9, 3, 12]; wanted a multiple of q's 2 heads"),
+        (KDA, {"g": OF_HEADS["g"]}, "g: got shape [2, 9, 4]; wanted shape [2, 9, 4, 8]"),
+        (KDA, {"g": None}, "g: got None; wanted shape [2, 9, 4, 8]"),
+        (KDA, {"beta": torch.zeros(2, 9, 2)}, "beta: got shape [2, 9, 2]; wanted shape [2, 9, 4]"),
+        (KDA + GATED, {"initial_state": torch.zeros(3, 4, 8, 12)}, "initial_state: got shape [3, 4, 8, 12]"),
+        (GATED[1:], GATE | {"gk": OF_CHANNELS["g"]}, "gk: got a tensor with use_gate_in_kernel"),
+        (GATED[1:], GATE | {"g": None}, "g: got no tensor"),
+        (GATED[1:], GATE | {"g": None, "gk": OF_CHANNELS["g"]}, "gk: got a tensor with use_gate_in_kernel"),
+    ],
+)
+def test_what_flash_linear_attention_refuses(functions, given, message):
+    for function in functions:
+        tensors = OF_CHANNELS if function in KDA else OF_HEADS
+        function(**tensors)
+        with pytest.raises(ValueError) as raised:
+            function(**tensors | given)
         assert str(raised.value).startswith(message)
