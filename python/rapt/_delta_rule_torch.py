@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 import rapt
-from rapt import _refusals
+from rapt import _flops, _refusals
 from rapt._autograd import no_second_derivatives
 from rapt._delta_rule import Rule, result_shapes, results
 from rapt._scalars import real, truth
@@ -121,6 +122,30 @@ def _backward(ctx: Any, dout: Tensor | None, dstate: Tensor | None) -> tuple[Ten
 
 
 operator.register_autograd(_backward, setup_context=_setup_context)
+
+
+def _products(of_states: tuple[int, int], of_outs: int, *given: Any) -> Any:
+    """Products of vectors of K and V, and of these with states, as of one token after another: so many with each state, without
+    and with the prediction, and for each head of q."""
+    q, k, v, *_, rule = given
+    h = max(k.shape[-2], v.shape[-2])
+    products = h * of_states["delta" in rule] + of_outs * max(q.shape[-2] - h, 0)
+    return 2 * prod(q.shape[:-2]) * q.shape[-1] * v.shape[-1] * products
+
+
+@_flops.counted("delta_rule")
+def _flops_of(*given: Any, out_val: Any) -> Any:
+    return _products((2, 3), 1, *given[:9], given[10])
+
+
+@_flops.counted("delta_rule_")
+def _flops_in_place(*given: Any, out_val: Any) -> Any:
+    return _products((2, 3), 1, *given[4:14])
+
+
+@_flops.counted("delta_rule_backward")
+def _flops_of_backward(*given: Any, out_val: Any) -> Any:
+    return _products((5, 8), 2, *given[2:12])
 
 
 def _checked(options: Options) -> Options:

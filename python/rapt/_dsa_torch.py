@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import rapt
-from rapt import _refusals
+from rapt import _flops, _refusals
 from rapt._autocast import without_autocast
 from rapt._autograd import no_second_derivatives
 from rapt._dsa import count_of, queries_shape, scores_shape
@@ -185,6 +185,21 @@ def _backward(ctx: Any, dscores: Tensor) -> tuple[Tensor | None, ...]:
 
 
 _scores_operator.register_autograd(_backward, setup_context=_setup_context)
+
+
+@_flops.counted("index_scores", "index_topk")
+def _flops_of(q: Tensor, k: Tensor, *given: Any, out_val: Any) -> Any:
+    """Of q [b, sq, h, d] and k [b, sk, d], or pages."""
+    _, _, seqlens, block_table = given[:4]
+    b, sq, h, d = q.shape
+    keys = _flops.total(seqlens, b, k.shape[-2] * (1 if block_table is None else block_table.shape[1]))
+    return 2 * sq * h * keys * d
+
+
+@_flops.counted("index_scores_backward")
+def _flops_of_backward(_: Tensor, *given: Any, out_val: Any) -> Any:
+    """Products again, and gradients of queries and keys."""
+    return 3 * _flops_of(*given, out_val=None)
 
 
 def _options(align: Any, relu: Any, causal: Any, scale: Any) -> Options:

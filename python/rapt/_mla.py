@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import rapt
-from rapt import _core, _refusals
+from rapt import _core, _flops, _refusals
 from rapt._attention import forward_arguments
 from rapt._autograd import no_second_derivatives
 from rapt._fp8_rows import keys_and_values
@@ -161,6 +161,18 @@ def _backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tenso
 
 
 _operator.register_autograd(_backward, setup_context=_setup_context)
+
+
+@_flops.counted("latent_attention")
+def _flops_of(*given: Any, out_val: Any) -> Any:
+    q, k, _, _, seqlens, block_table, indices, counts, dv = given[:9]
+    return _flops.forward(_flops.pairs_of(q, k, seqlens, block_table, indices, counts), q.shape[-1], dv)
+
+
+@_flops.counted("latent_attention_backward")
+def _flops_of_backward(*given: Any, out_val: Any) -> Any:
+    _, _, q, k, _, _, seqlens, indices, counts, _, _, dv = given[:12]
+    return _flops.backward(_flops.pairs_of(q, k, seqlens, None, indices, counts), q.shape[-1], dv)
 
 
 def attend(tensors: tuple[Any, ...], given: Options) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rapt import _core, _refusals, _sdpa
+from rapt import _core, _flops, _refusals, _sdpa
 from rapt._autograd import check_dropout, check_wanted, differentiate_again, register_gradients
 from rapt._operators import Operator
 
@@ -104,6 +104,8 @@ _backward_operator = Operator(
     _NAME + "_backward", _backward, _fake_backward, by_extension="dispatched_sdpa_gradients"
 )
 operator = _operator.overload
+_flops.counted(_NAME, _NAME + "_with_lse")(_flops.attention)
+_flops.counted(_NAME + "_backward")(_flops.attention_backward(6))
 
 
 # Where rapt has no backward (on GPUs) it is PyTorch's, of the attention computed again.

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import rapt
-from rapt import _refusals
+from rapt import _flops, _refusals
 from rapt._autograd import check_wanted, no_second_derivatives
 from rapt._scalars import real, truth
 
@@ -82,6 +82,18 @@ def _differentiate(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[
 
 
 _operator.register_autograd(_differentiate, setup_context=_setup_context)
+
+
+@_flops.counted("sparse_attention")
+def _flops_of(*given: Any, out_val: Any) -> Any:
+    q, k, v, _, indices, counts = given[:6]
+    return _flops.forward(_flops.pairs_of(q, k, None, None, indices, counts), q.shape[-1], v.shape[-1])
+
+
+@_flops.counted("sparse_attention_backward")
+def _flops_of_backward(*given: Any, out_val: Any) -> Any:
+    q, k, v, _, indices, counts = given[4:10]
+    return _flops.backward(_flops.pairs_of(q, k, None, None, indices, counts), q.shape[-1], v.shape[-1])
 
 
 def sparse_attention(

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 import rapt
-from rapt import _flops, _refusals
+from rapt import _refusals
 from rapt._autocast import without_autocast
 from rapt._fp8_rows import LATENT, ROTARY, check_fp8, is_fp8, keys_and_values
 from rapt._mla import Options, Sizes, attend, cheaper_form, product, seen_keys
@@ -33,7 +33,6 @@ __all__ = ["append_fp8_rows", "attention", "flash_mla_sparse_fwd", "flash_mla_wi
 
 Form: TypeAlias = Literal["auto", "absorbed", "expanded"]
 
-_flops.count("latent_attention", "latent_attention_backward")
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _INTEGERS = (torch.int32, torch.int64)
 

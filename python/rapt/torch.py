@@ -59,7 +59,7 @@ from torch.jit import _builtins
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode, has_torch_function_variadic
 
-from rapt import _aten, _core, _flops, _refusals, _sdpa, _sdpa_autograd, _seed
+from rapt import _aten, _core, _refusals, _sdpa, _sdpa_autograd, _seed
 from rapt._delta_rule_torch import delta_rule
 from rapt._dsa_loss import indexer_loss
 from rapt._dsa_torch import index_scores, index_topk, select_topk
@@ -85,9 +85,6 @@ __all__ = [
     "sparse_attention",
 ]
 
-_flops.count("scaled_dot_product_attention", "scaled_dot_product_attention_with_lse", "scaled_dot_product_attention_backward")
-_flops.count("sparse_attention", "sparse_attention_backward", "delta_rule", "delta_rule_", "delta_rule_backward")
-_flops.count("index_scores", "index_scores_backward", "index_topk")
 _functional: Any = functional
 _pytorch: Any = _sdpa.pytorch
 

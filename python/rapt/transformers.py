@@ -41,7 +41,8 @@ from rapt import torch as rapt_torch
 
 __all__ = ["register"]
 
-_flops.count("attention", "attention_with_lse", "attention_backward")
+_flops.counted("attention", "attention_with_lse")(_flops.attention)
+_flops.counted("attention_backward")(_flops.attention_backward(8))
 
 _WHOLE_MASKS = "|whole_masks"
 _registered: dict[str, str] = {}  # what a config may hold, to the name that was asked for
