@@ -9,11 +9,16 @@ import torch
 from torch import Tensor
 from torch._functorch import config
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, get_proxy_slot
-from torch.fx.traceback import MEMORY_BUDGET_ANNOTATION_KEY
-from torch.utils.checkpoint import CheckpointPolicy, _CachingTorchDispatchMode
+from torch.fx import traceback
+from torch.utils import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy
 
 from rapt import _refusals
 from rapt._operators import Operator
+
+# Names of PyTorch 2.13 that another version need not have.
+_BUDGET: Any = getattr(traceback, "MEMORY_BUDGET_ANNOTATION_KEY", None)
+_CheckpointMode: Any = getattr(checkpoint, "_CachingTorchDispatchMode", None)
 
 
 def new_seed() -> Tensor:
@@ -41,7 +46,7 @@ def _trace(mode: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         return seed
     meta = slot.proxy.node.meta
     meta["recompute"] = CheckpointPolicy.MUST_SAVE
-    if meta.get("custom", {}).get(MEMORY_BUDGET_ANNOTATION_KEY) == 0:
+    if meta.get("custom", {}).get(_BUDGET) == 0:
         got = "dropout in region_activation_memory_budget(0), where PyTorch saves no seed"
         raise ValueError(f"dropout_p: got {got}; wanted a budget above 0, such as 1e-6, or no dropout")
     if config.activation_memory_budget == 0:  # the partitioner then saves nothing, whatever it is marked as
@@ -60,4 +65,5 @@ def _checkpoint(mode: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any
 
 _register: Any = torch.library.register_torch_dispatch
 _register("rapt::kept_seed", ProxyTorchDispatchMode, _trace)
-_register("rapt::kept_seed", _CachingTorchDispatchMode, _checkpoint)
+if _CheckpointMode is not None:
+    _register("rapt::kept_seed", _CheckpointMode, _checkpoint)
