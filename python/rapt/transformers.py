@@ -13,6 +13,8 @@ Models that do not hand their attention over (Bloom, Falcon, GPT-J, MPNet) are r
 that transformers does not let do without masks get the whole masks of "eager"; keywords to attention that rapt does not know are
 refused; and a model whose first forward called no attention at all says so by a rapt.torch.FallbackWarning.
 
+generate() makes a cache for these models that is written in place, unless it is given one: Cache, here.
+
 The model's layers of linear attention by the gated delta rule (Qwen3-Next, Qwen3.5, Kimi Linear, OLMo Hybrid, ...) take rapt's, on
 the CPU.
 
@@ -36,10 +38,11 @@ from torch.compiler import is_dynamo_compiling
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import causal_mask_function, eager_mask, sdpa_mask
 
-from rapt import _core, _flops, _model_attention, _model_delta_rule, _model_sparse, _refusals, _seed
+from rapt import _core, _flops, _model_attention, _model_cache, _model_delta_rule, _model_sparse, _refusals, _seed
 from rapt import torch as rapt_torch
+from rapt._model_cache import Cache
 
-__all__ = ["register"]
+__all__ = ["Cache", "register"]
 
 _flops.counted("attention", "attention_with_lse")(_flops.attention)
 _flops.counted("attention_backward")(_flops.attention_backward(8))
@@ -91,6 +94,7 @@ def _get_correct_attn_implementation(self: Any, requested_attention: str | None,
             f'a model a dict of the others, such as {{"text_config": "{name}"}}'
         )
     _model_delta_rule.choose(self, True)
+    _make_caches_in_place()
     if _note_calls not in self._forward_pre_hooks.values():
         self.register_forward_pre_hook(_note_calls)
         self.register_forward_hook(_say_if_unused)
@@ -100,6 +104,27 @@ def _get_correct_attn_implementation(self: Any, requested_attention: str | None,
     tells &= _size(config, "sliding_window") is None or "sliding_window=" in source
     tells &= "causal_mask(" not in source or "is_causal = False" not in source or bool(_CAUSAL.search(source))
     return name if tells else name + _WHOLE_MASKS
+
+
+def _make_caches_in_place() -> None:
+    """Of generate(), for models with rapt's attention. Its module is there where a model is: importing it takes seconds."""
+    mixin = sys.modules.get("transformers.generation.utils")
+    if mixin is None or mixin.GenerationMixin._prepare_cache_for_generation is _prepare_cache_for_generation:
+        return
+    global _prepare_cache
+    _prepare_cache = mixin.GenerationMixin._prepare_cache_for_generation
+    mixin.GenerationMixin._prepare_cache_for_generation = _prepare_cache_for_generation
+
+
+_prepare_cache: Any = None
+
+
+def _prepare_cache_for_generation(self: Any, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+    given = model_kwargs.get("past_key_values")
+    result = _prepare_cache(self, generation_config, model_kwargs, *args, **kwargs)
+    if given is None and self.config.get_text_config(decoder=True)._attn_implementation in _registered:
+        _model_cache.prepare(model_kwargs.get("past_key_values"), generation_config.max_length)
+    return result
 
 
 def _size(config: Any, name: str) -> int | None:

@@ -1,0 +1,296 @@
+"""rapt.transformers.Cache: what DynamicCache does, in memory that is not copied for every token."""
+
+import copy
+import io
+import random
+
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers")
+
+import rapt.transformers  # noqa: E402
+from test_delta_rule_models import linear_model  # noqa: E402
+from test_transformers import CONFIGS, SIZES, models, prompt  # noqa: E402
+from transformers import DynamicCache  # noqa: E402
+from transformers.cache_utils import (  # noqa: E402
+    DynamicIndexedLayer,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionAndFullAttentionLayer,
+)
+
+rapt.transformers.register()
+Cache = rapt.transformers.Cache
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
+
+
+def caches(*layers):
+    """The same layers as transformers has them, and appending in place."""
+    wanted, got = DynamicCache(), DynamicCache()
+    for cache in (wanted, got):
+        cache.layer_class_to_replicate = None
+        cache.layers = [make() for make in layers]
+    rapt._model_cache.write_in_place(got)
+    assert all(isinstance(layer, rapt._model_cache._InPlace) for layer in got.layers)
+    return wanted, got
+
+
+def assert_same(got, wanted):
+    assert got.get_seq_length() == wanted.get_seq_length()
+    for mine, theirs in zip(got.layers, wanted.layers):
+        assert mine.get_mask_sizes(3) == theirs.get_mask_sizes(3)
+        for name in ("keys", "values", "indexer_keys"):
+            a, b = getattr(mine, name, None), getattr(theirs, name, None)
+            assert (a is None) == (b is None)
+            assert a is None or (a.dtype == b.dtype and torch.equal(a, b))
+
+
+LAYERS = {
+    "full": DynamicLayer,
+    "window of 1": lambda: DynamicSlidingWindowLayer(sliding_window=1),
+    "window of 6": lambda: DynamicSlidingWindowLayer(sliding_window=6),
+    "indexed": DynamicIndexedLayer,
+    "hybrid": LinearAttentionAndFullAttentionLayer,
+}
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.parametrize("recording", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_random_calls_do_what_dynamic_caches_do(kind, recording, seed):
+    draw, batch = random.Random(f"{kind} {recording} {seed}"), 2
+    both = caches(LAYERS[kind])
+    recording = recording and kind.startswith("window")
+    if recording:
+        for cache in both:
+            cache.activate_past_recording()
+    for _ in range(60):
+        call = draw.choice(["update"] * 5 + ["crop", "reorder", "repeat", "select", "deepcopy", "file", "reset"])
+        length = both[0].get_seq_length()
+        if call == "update":
+            n = draw.choice([1, 1, 1, 2, 9])
+            new = [torch.randn(batch, 2, n, d) for d in (8, 5)]
+            with torch.inference_mode() if draw.random() < 0.3 else torch.no_grad():
+                states = [cache.update(*new, 0) for cache in both]
+                assert all(torch.equal(a, b) for a, b in zip(*states))
+                if kind == "indexed":
+                    keys = torch.randn(batch, n, 4)
+                    assert torch.equal(*(cache.update_indexer(keys, 0) for cache in both))
+            if recording:
+                for cache in both:
+                    cache.crop(-min(n - 1, 1))
+        elif length == 0:
+            continue
+        elif call == "crop" and kind in ("full", "indexed") and length > 1:
+            for cache in both:
+                cache.crop(-draw.choice([1]) if length < 4 else -3)
+        elif call == "reorder":
+            beams = torch.tensor([draw.randrange(batch) for _ in range(batch)])
+            for cache in both:
+                cache.reorder_cache(beams)
+        elif call == "repeat" and batch < 4:
+            batch *= 2
+            for cache in both:
+                cache.batch_repeat_interleave(2)
+        elif call == "select" and batch > 2:
+            for cache in both:
+                cache.batch_select_indices(torch.tensor([2, 0]))
+            batch = 2
+        elif call == "deepcopy":
+            kept, both = both, tuple(copy.deepcopy(cache) for cache in both)
+            new = torch.full((batch, 2, 3, 8), 9.0), torch.full((batch, 2, 3, 5), 9.0)
+            with torch.no_grad():
+                kept[1].update(*new, 0)  # is of no concern to the copy
+        elif call == "file":
+            file = io.BytesIO()
+            torch.save(both[1], file)
+            file.seek(0)
+            both = both[0], torch.load(file, weights_only=False)
+            assert isinstance(both[1].layers[0], rapt._model_cache._InPlace)
+        elif call == "reset" and kind != "hybrid":
+            for cache in both:
+                cache.reset()
+        assert_same(both[1], both[0])
+
+
+@pytest.mark.parametrize("kind", ["full", "window of 6", "indexed"])
+def test_memory_is_taken_anew_as_often_as_the_length_doubles(kind):
+    _, cache = caches(LAYERS[kind])
+    places = set()
+    with torch.no_grad():
+        for _ in range(200):
+            keys, _ = cache.update(torch.randn(1, 2, 1, 8), torch.randn(1, 2, 1, 8), 0)
+            places.add(keys.untyped_storage().data_ptr())
+            if kind == "indexed":
+                cache.update_indexer(torch.randn(1, 1, 4), 0)
+    assert len(places) <= (4 if kind == "window of 6" else 9)
+    memory = cache.layers[0].memory["keys"]
+    assert memory.shape[-2] <= (12 if kind == "window of 6" else 400)
+
+
+def test_max_length_is_where_memory_stops_growing():
+    cache = Cache(transformers.LlamaConfig(**SIZES), max_length=50)
+    with torch.no_grad():
+        cache.update(torch.randn(1, 2, 40, 8), torch.randn(1, 2, 40, 8), 0)
+        assert cache.layers[0].memory["keys"].shape[-2] == 50
+        place = cache.layers[0].keys.data_ptr()
+        for _ in range(10):
+            cache.update(torch.randn(1, 2, 1, 8), torch.randn(1, 2, 1, 8), 0)
+        assert cache.layers[0].keys.data_ptr() == place
+        keys, _ = cache.update(torch.randn(1, 2, 1, 8), torch.randn(1, 2, 1, 8), 0)  # more than was said
+        assert keys.shape[-2] == 51
+
+
+@pytest.mark.parametrize("length", [0, -1, True, 2.5, "8"])
+def test_max_length_must_be_a_number_of_tokens(length):
+    with pytest.raises(ValueError, match="max_length: got .*; wanted None or a number of tokens, 1 or more"):
+        Cache(max_length=length)
+
+
+def test_files_and_copies_hold_what_is_there_and_no_room():
+    cache = Cache()
+    with torch.no_grad():
+        cache.update(torch.randn(1, 2, 40, 8), torch.randn(1, 2, 40, 8), 0)
+        cache.update(torch.randn(1, 2, 1, 8), torch.randn(1, 2, 1, 8), 0)
+    for other in (copy.deepcopy(cache), copy.copy(cache.layers[0])):
+        layer = other if isinstance(other, DynamicLayer) else other.layers[0]
+        assert layer.keys.untyped_storage().nbytes() == 41 * 2 * 8 * 4
+        assert torch.equal(layer.keys, cache.layers[0].keys)
+
+
+def test_where_gradients_are_recorded_nothing_is_written_over():
+    cache = Cache()
+    with torch.no_grad():
+        cache.update(torch.randn(1, 1, 3, 4), torch.randn(1, 1, 3, 4), 0)
+    new = torch.randn(1, 1, 1, 4, requires_grad=True)
+    keys, values = cache.update(new, new, 0)
+    cache.update(new, new, 0)
+    (keys * values).sum().backward()
+    assert torch.allclose(new.grad, 2 * new)
+
+
+def appends(cache):
+    return [isinstance(layer, rapt._model_cache._InPlace) and bool(layer.__dict__.get("memory")) for layer in cache.layers]
+
+
+@pytest.mark.parametrize("padding", [False, True])
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(
+    "options", [{}, {"num_beams": 3}, {"prefill_chunk_size": 4}, {"num_return_sequences": 2, "num_beams": 2}], ids=str
+)
+def test_generate_makes_it_and_gives_the_tokens_of_eager_attention(name, padding, options):
+    eager, ours = models(name)
+    options = options | {"max_new_tokens": 20, "do_sample": False, "return_dict_in_generate": True}
+    got, wanted = ours.generate(**prompt(padding), **options), eager.generate(**prompt(padding), **options)
+    assert torch.equal(got.sequences, wanted.sequences)
+    assert all(appends(got.past_key_values))
+    assert not any(appends(wanted.past_key_values))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_assisted_generation_gives_the_same_tokens(name):
+    eager, ours = models(name)
+    with torch.no_grad():
+        assistant = copy.deepcopy(ours)
+        for p in assistant.parameters():  # one that is often wrong
+            p.add_(torch.randn_like(p) * 0.02)
+    options = {"max_new_tokens": 20, "do_sample": False}
+    ids = {"input_ids": prompt(False)["input_ids"][:1]}
+    got = ours.generate(**ids, **options, assistant_model=assistant)
+    assert torch.equal(got, eager.generate(**ids, **options))
+
+
+@pytest.mark.parametrize("kind", ["qwen3_next", "olmo_hybrid"])
+def test_models_with_linear_attention(kind):
+    ours = linear_model(kind, attn_implementation="rapt").eval()
+    eager = linear_model(kind, attn_implementation="eager").eval()
+    eager.load_state_dict(ours.state_dict())
+    tokens = torch.randint(3, 64, (2, 20))
+    options = {"max_new_tokens": 12, "do_sample": False, "return_dict_in_generate": True, "num_beams": 2}
+    got, wanted = ours.generate(tokens, **options), eager.generate(tokens, **options)
+    assert torch.equal(got.sequences, wanted.sequences)
+    assert any(appends(got.past_key_values))
+
+
+def test_sparse_attention():
+    sizes = SIZES | {"moe_intermediate_size": 32, "first_k_dense_replace": 3, "q_lora_rank": 24, "kv_lora_rank": 16}
+    sizes |= {"qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16, "n_routed_experts": 2, "num_key_value_heads": 4}
+    sizes |= {"index_topk": 6, "index_n_heads": 2, "index_head_dim": 16}
+    config = transformers.DeepseekV32Config(**sizes)
+    ours = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="rapt").eval()
+    eager = transformers.AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation="eager").eval()
+    eager.load_state_dict(ours.state_dict())
+    options = {"max_new_tokens": 12, "do_sample": False, "return_dict_in_generate": True}
+    got, wanted = ours.generate(**prompt(False), **options), eager.generate(**prompt(False), **options)
+    assert torch.equal(got.sequences, wanted.sequences)
+    assert {"keys", "values", "indexer_keys"} == got.past_key_values.layers[0].memory.keys()
+
+
+def test_encoders_with_decoders():
+    config = transformers.BartConfig(
+        vocab_size=96, d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=2, decoder_attention_heads=2,
+        encoder_ffn_dim=48, decoder_ffn_dim=48, max_position_embeddings=64, pad_token_id=0, bos_token_id=1, eos_token_id=None,
+        decoder_start_token_id=2, forced_eos_token_id=None, init_std=0.3,
+    )  # fmt: skip
+    ours = transformers.BartForConditionalGeneration._from_config(config, attn_implementation="rapt").eval()
+    eager = transformers.BartForConditionalGeneration._from_config(copy.deepcopy(config), attn_implementation="eager").eval()
+    eager.load_state_dict(ours.state_dict())
+    options = {"max_new_tokens": 12, "do_sample": False, "return_dict_in_generate": True, "num_beams": 2}
+    got, wanted = ours.generate(**prompt(True), **options), eager.generate(**prompt(True), **options)
+    assert torch.equal(got.sequences, wanted.sequences)
+    assert all(appends(got.past_key_values.self_attention_cache))
+    assert not any(appends(got.past_key_values.cross_attention_cache))
+
+
+def test_a_generation_goes_on_from_a_file_and_from_a_shared_prompt():
+    eager, ours = models("mistral")
+    ids = prompt(False)["input_ids"]
+    options = {"do_sample": False, "return_dict_in_generate": True}
+    whole = eager.generate(ids, max_new_tokens=16, **options).sequences
+    begun = ours.generate(ids, max_new_tokens=7, **options, past_key_values=Cache(ours.config, max_length=32))
+    file = io.BytesIO()
+    torch.save(begun.past_key_values, file)
+    file.seek(0)
+    resumed = torch.load(file, weights_only=False)
+    assert torch.equal(ours.generate(begun.sequences, max_new_tokens=9, **options, past_key_values=resumed).sequences, whole)
+
+    shared = Cache(ours.config)
+    with torch.no_grad():
+        ours(ids[:1, :8], past_key_values=shared)
+    for end in ([5, 6], [7, 8, 9]):
+        text = torch.cat([ids[:1, :8], torch.tensor([end])], 1)
+        got = ours.generate(text, max_new_tokens=8, **options, past_key_values=copy.deepcopy(shared)).sequences
+        assert torch.equal(got, eager.generate(text, max_new_tokens=8, **options).sequences)
+    assert shared.get_seq_length() == 8
+
+
+def test_caches_that_the_user_gives_stay_as_they_are():
+    _, ours = models("llama")
+    options = {"max_new_tokens": 4, "do_sample": False, "return_dict_in_generate": True}
+    given = DynamicCache(config=ours.config)
+    ours.generate(**prompt(False), **options, past_key_values=given)
+    assert not any(appends(given)) and given.get_seq_length() == 14
+    ours.set_attn_implementation("sdpa")
+    assert not any(appends(ours.generate(**prompt(False), **options).past_key_values))
+    ours.set_attn_implementation("rapt")
+    static = ours.generate(**prompt(False), **options, cache_implementation="static").past_key_values
+    assert type(static) is transformers.StaticCache
+
+
+def test_compiled_code_concatenates():
+    _, ours = models("llama")
+    ids = prompt(False)["input_ids"]
+    cache, wanted = Cache(ours.config), Cache(ours.config)
+    with torch.no_grad():
+        ours(ids, past_key_values=cache)
+        ours(ids, past_key_values=wanted)
+        compiled = torch.compile(ours, backend="eager")
+        for token in (3, 4, 5):
+            step = torch.full((2, 1), token)
+            got = compiled(step, past_key_values=cache).logits
+            assert torch.allclose(got, ours(step, past_key_values=wanted).logits, atol=1e-5)
