@@ -120,10 +120,12 @@ _prepare_cache: Any = None
 
 
 def _prepare_cache_for_generation(self: Any, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-    given = model_kwargs.get("past_key_values")
+    given = dict(model_kwargs)
     result = _prepare_cache(self, generation_config, model_kwargs, *args, **kwargs)
-    if given is None and self.config.get_text_config(decoder=True)._attn_implementation in _registered:
-        _model_cache.prepare(model_kwargs.get("past_key_values"), generation_config.max_length)
+    if self.config.get_text_config(decoder=True)._attn_implementation in _registered:
+        for name, made in model_kwargs.items():  # the name of caches differs from version to version
+            if made is not given.get(name):
+                _model_cache.prepare(made, generation_config.max_length)
     return result
 
 
