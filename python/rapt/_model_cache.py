@@ -70,8 +70,9 @@ class _InPlace(_Layer):
         kept = getattr(self, name)
         if kept is None or kept.dim() != new.dim():  # an empty layer's
             kept = new.narrow(-2, 0, 0)
-        if new.shape[-1] == 0:
-            return torch.cat([kept, new], -2)
+        alike = kept.shape[:-2] == new.shape[:-2] and kept.shape[-1] == new.shape[-1] > 0
+        if not alike or kept.dtype != new.dtype or kept.device != new.device:
+            return torch.cat([kept, new], -2)  # which finds a type for both, or refuses
         rows, total = kept.shape[-2], kept.shape[-2] + new.shape[-2]
         start = self.first_row(name, kept)
         if start is None or start + total > self.memory[name].shape[-2]:

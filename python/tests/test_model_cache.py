@@ -174,6 +174,20 @@ def test_where_gradients_are_recorded_nothing_is_written_over():
     assert torch.allclose(new.grad, 2 * new)
 
 
+def test_other_types_and_shapes_than_those_before_are_as_with_dynamic_caches():
+    both = DynamicCache(), Cache()
+    with torch.no_grad():
+        for dtype in (torch.bfloat16, torch.bfloat16, torch.float32, torch.bfloat16):
+            new = torch.randn(2, 2, 3, 8).to(dtype)
+            for cache in both:
+                cache.update(new, new, 0)
+            assert_same(both[1], both[0])
+        for shape in ((1, 2, 3, 8), (2, 1, 3, 8), (2, 2, 3, 1)):
+            with pytest.raises(RuntimeError, match="Sizes of tensors must match"):
+                both[1].update(torch.randn(shape), torch.randn(shape), 0)
+            assert_same(both[1], both[0])
+
+
 def appends(cache):
     return [isinstance(layer, rapt._model_cache._InPlace) and bool(layer.__dict__.get("memory")) for layer in cache.layers]
 
