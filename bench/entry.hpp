@@ -14,7 +14,9 @@ EntryInfo info_of(std::string_view entry);
 std::optional<Isa> cpu_isa(const EntryInfo& entry);
 
 /// Every ISA that rapt knows, best first.
-inline constexpr Isa kIsas[] = {Isa::amx,      Isa::avx512bf16, Isa::avx512, Isa::avx2,
-                                Isa::neonbf16, Isa::neon,       Isa::generic};
+inline constexpr Isa kIsas[] = {
+#define RAPT_INSTRUCTION_SET(name, NAME, value) Isa::name,
+#include "rapt/isas.def"
+};
 
 }  // namespace rapt::bench

@@ -16,7 +16,10 @@ namespace rapt {
 /// With `k_tail`, keys are longer than the rows of a quantised k: the columns of k_tail, which are not quantised,
 /// follow those of k, and q has as many columns as both. DeepSeek's latent caches keep the rotary part of a key so.
 struct KvSource {
-  enum class Kind : std::uint8_t { strided, ragged, paged, ring, gathered };
+  enum class Kind : std::uint8_t {
+#define RAPT_KV_KIND(name, NAME, value, text, positions) name = value,
+#include "rapt/kv_kinds.def"
+  };
 
   Kind kind = Kind::strided;
   TensorView k;        ///< strided, ring: [b, hk, sk, d]; ragged: [total_k, hk, d]; paged: [pages, hk, page_size, d];

@@ -58,6 +58,9 @@ def select_topk(scores: Any, out: Any, threads: int | None, isa: str | None, /) 
 def explain(*arguments: Any) -> Explanation:
     """`rapt.explain`: all its arguments, in its order."""
 
+def parse_problem(problem: str, /) -> str:
+    """A problem's text, of any operation, as rapt writes it. Raises ValueError that names the word."""
+
 def explain_problem(problem: str, threads: int | None, isa: str | None, /) -> Explanation:
     """What would run for a problem's text, of any operation. Raises ValueError that names the word."""
 

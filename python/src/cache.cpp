@@ -2,10 +2,11 @@
 
 #include <nanobind/stl/string.h>
 
-#include <array>
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "error.hpp"
 #include "scalar.hpp"
@@ -13,12 +14,23 @@
 namespace rapt::python {
 namespace {
 
+// Codes of caches, the narrowest first.
+std::vector<DType> code_types() {
+  enum Kind { floating, integer_code, fp8, other };
+  std::vector<DType> types;
+#define RAPT_DTYPE(name, NAME, value, text, bits, kind) \
+  if (kind == integer_code || kind == fp8) types.push_back(DType::name);
+#include "rapt/dtypes.def"
+  std::stable_sort(types.begin(), types.end(), [](DType a, DType b) { return rapt::bytes_of(a) < rapt::bytes_of(b); });
+  return types;
+}
+
 // What kv_dtype says that bytes are.
 std::optional<DType> bytes_of(nb::handle object) {
-  constexpr std::array kTypes = {DType::i4x2, DType::i8, DType::f8e4m3, DType::f8e5m2};
+  static const std::vector<DType> types = code_types();
   if (object.is_none()) return {};
   std::string known;
-  for (const DType type : kTypes) {
+  for (const DType type : types) {
     if (PyUnicode_Check(object.ptr()) && text_of(object) == to_string(type)) return type;
     known += ", \"" + std::string(to_string(type)) + "\"";
   }

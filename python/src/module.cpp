@@ -86,6 +86,7 @@ NB_MODULE(_core, m) {
 #define RAPT_OPERATION(name, Name, NAME) bind_##name(m);
 #include "rapt/operations.def"
   m.def("explain", [](const nb::args& given) { return explain(arguments_of<AttentionArguments>(given)); });
+  m.def("parse_problem", [](std::string_view problem) { return to_string(parse_problem(problem)); });
   m.def("explain_problem", &explain_problem, nb::arg(), any, any);
   m.def("dropout_mask", &write_dropout_mask, any, any, any, nb::arg());
 

@@ -1,6 +1,7 @@
 // Which types queries and outputs may have, and which caches.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <string>
 #include <string_view>
@@ -10,13 +11,15 @@
 
 namespace rapt {
 
-// Those of q and out, those that only caches have, and the others.
-inline constexpr std::array kDTypes = {DType::f32,    DType::bf16, DType::f16,     DType::i8,  DType::f8e4m3,
-                                       DType::f8e5m2, DType::i4x2, DType::boolean, DType::i32, DType::i64};
+// Those of q and out, those that only caches have, and the others: the order of texts.
+inline constexpr std::array kDTypes = {
+#define RAPT_DTYPE(name, NAME, value, text, bits, kind) DType::name,
+#include "rapt/dtypes.def"
+};
+inline constexpr DType kLastDType = *std::max_element(kDTypes.begin(), kDTypes.end());
 
 inline constexpr DTypeSet kF32 = only(DType::f32), kI32 = only(DType::i32), kBoolean = only(DType::boolean),
                           kIntegers = only(DType::i32) | only(DType::i64),
-                          kFp8Types = only(DType::f8e4m3) | only(DType::f8e5m2),
                           kQueryTypes = kFloatTypes | only(DType::f8e4m3),
                           kStateTypes = only(DType::f32) | only(DType::bf16);
 
@@ -28,7 +31,7 @@ constexpr bool is_float(DType dtype) {
 }
 // Of codes that mean nothing without scales, and that may have zeros.
 constexpr bool needs_scales(DType dtype) {
-  return dtype == DType::i8 || dtype == DType::i4x2;
+  return has(kIntegerCodes, dtype);
 }
 
 // "f32, bf16 or f16".

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "rapt/enums.hpp"
+#include "core/pod.hpp"
 
 namespace rapt {
 
@@ -58,25 +58,19 @@ inline float element_of(const void* data, DType dtype, std::int64_t stride, std:
   return 0;
 }
 
-// f(type) with the type as a constant, for loops over element_of() that do not ask at every element.
+// f(type) with the type as a constant, for loops over element_of() that do not ask at every element; of types that
+// such loops are seldom over it is none.
 template <class F>
 auto with_constant(DType dtype, F f) {
   switch (dtype) {
-    case DType::f32:
-      return f(std::integral_constant<DType, DType::f32>());
-    case DType::bf16:
-      return f(std::integral_constant<DType, DType::bf16>());
-    case DType::f16:
-      return f(std::integral_constant<DType, DType::f16>());
-    case DType::f8e4m3:
-      return f(std::integral_constant<DType, DType::f8e4m3>());
-    case DType::f8e5m2:
-      return f(std::integral_constant<DType, DType::f8e5m2>());
-    case DType::i8:
-      return f(std::integral_constant<DType, DType::i8>());
-    default:
-      return f(dtype);
+#define RAPT_DTYPE(name, NAME, value, text, bits, kind)             \
+  case DType::name:                                                 \
+    if constexpr (DTypeKind::kind != DTypeKind::other && bits >= 8) \
+      return f(std::integral_constant<DType, DType::name>());       \
+    break;
+#include "rapt/dtypes.def"
   }
+  return f(dtype);
 }
 
 }  // namespace rapt

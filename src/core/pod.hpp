@@ -20,12 +20,35 @@ inline constexpr std::int64_t kMaxSize = std::int64_t{1} << 48;
 
 // A set of element types.
 using DTypeSet = std::uint32_t;
-constexpr DTypeSet only(DType dtype) {
+RAPT_HOST_DEVICE constexpr DTypeSet only(DType dtype) {
   return DTypeSet{1} << static_cast<unsigned>(dtype);
 }
-inline constexpr DTypeSet kFloatTypes = only(DType::f32) | only(DType::bf16) | only(DType::f16);
-inline constexpr DTypeSet kCacheTypes =
-    kFloatTypes | only(DType::i8) | only(DType::f8e4m3) | only(DType::f8e5m2) | only(DType::i4x2);
+// The types of one kind; dtypes.def says what kinds there are.
+enum class DTypeKind : std::uint8_t { floating, integer_code, fp8, other };
+constexpr DTypeSet types_of(DTypeKind wanted) {
+  DTypeSet set = 0;
+#define RAPT_DTYPE(name, NAME, value, text, bits, kind) \
+  if (DTypeKind::kind == wanted) set |= only(DType::name);
+#include "rapt/dtypes.def"
+  return set;
+}
+inline constexpr DTypeSet kFloatTypes = types_of(DTypeKind::floating), kFp8Types = types_of(DTypeKind::fp8),
+                          kIntegerCodes = types_of(DTypeKind::integer_code),
+                          kCacheTypes = kFloatTypes | kFp8Types | kIntegerCodes;
+
+template <DType kType>
+struct DTypeConstant {
+  static constexpr DType value = kType;
+};
+// Calls f with the type as a DTypeConstant if it is one of kTypes; false if it is not.
+template <DTypeSet kTypes, class F>
+RAPT_HOST_DEVICE bool with_dtype(DType dtype, F f) {
+#define RAPT_DTYPE(name, NAME, value, text, bits, kind) \
+  if constexpr ((kTypes & only(DType::name)) != 0)      \
+    if (dtype == DType::name) return f(DTypeConstant<DType::name>()), true;
+#include "rapt/dtypes.def"
+  return false;
+}
 
 // Strides in elements of the dimensions b, h, s (rows) and d (elements of a row). Ragged tensors have b = 0.
 struct Strides {

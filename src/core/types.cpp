@@ -3,52 +3,32 @@
 #include <utility>
 
 namespace rapt {
+namespace {
 
-std::size_t size_of(DType dtype) noexcept {
+unsigned bits_of(DType dtype) {
   switch (dtype) {
-    case DType::f32:
-    case DType::i32:
-      return 4;
-    case DType::f16:
-    case DType::bf16:
-      return 2;
-    case DType::boolean:
-    case DType::i8:
-    case DType::f8e4m3:
-    case DType::f8e5m2:
-    case DType::i4x2:
-      return 1;
-    case DType::i64:
-      return 8;
+#define RAPT_DTYPE(name, NAME, value, text, bits, kind) \
+  case DType::name:                                     \
+    return bits;
+#include "rapt/dtypes.def"
   }
   return 0;
 }
 
+}  // namespace
+
+std::size_t size_of(DType dtype) noexcept {
+  return (bits_of(dtype) + 7) / 8;
+}
 double bytes_of(DType dtype) noexcept {
-  return dtype == DType::i4x2 ? 0.5 : static_cast<double>(size_of(dtype));
+  return bits_of(dtype) / 8.0;
 }
 std::string_view to_string(DType dtype) noexcept {
   switch (dtype) {
-    case DType::f32:
-      return "f32";
-    case DType::f16:
-      return "f16";
-    case DType::bf16:
-      return "bf16";
-    case DType::boolean:
-      return "bool";
-    case DType::i32:
-      return "i32";
-    case DType::i64:
-      return "i64";
-    case DType::i8:
-      return "i8";
-    case DType::f8e4m3:
-      return "f8e4m3";
-    case DType::f8e5m2:
-      return "f8e5m2";
-    case DType::i4x2:
-      return "i4x2";
+#define RAPT_DTYPE(name, NAME, value, text, bits, kind) \
+  case DType::name:                                     \
+    return text;
+#include "rapt/dtypes.def"
   }
   return "unknown dtype";
 }
@@ -65,20 +45,10 @@ std::string_view to_string(DeviceType type) noexcept {
 
 std::string_view to_string(Isa isa) noexcept {
   switch (isa) {
-    case Isa::generic:
-      return "generic";
-    case Isa::avx2:
-      return "avx2";
-    case Isa::avx512:
-      return "avx512";
-    case Isa::neon:
-      return "neon";
-    case Isa::avx512bf16:
-      return "avx512bf16";
-    case Isa::amx:
-      return "amx";
-    case Isa::neonbf16:
-      return "neonbf16";
+#define RAPT_INSTRUCTION_SET(name, NAME, value) \
+  case Isa::name:                               \
+    return #name;
+#include "rapt/isas.def"
   }
   return "unknown isa";
 }

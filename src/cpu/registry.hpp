@@ -27,26 +27,10 @@ struct IsaKernels {
   void (*convert)(DType x_type, const void* x, DType y_type, void* y, std::int64_t n) noexcept;
 };
 
-namespace generic {
-extern const IsaKernels kKernels;
-}
-namespace avx2 {
-extern const IsaKernels kKernels;
-}
-namespace avx512 {
-extern const IsaKernels kKernels;
-}
-namespace avx512bf16 {
-extern const IsaKernels kKernels;
-}
-namespace amx {
-extern const IsaKernels kKernels;
-}
-namespace neon {
-extern const IsaKernels kKernels;
-}
-namespace neonbf16 {
-extern const IsaKernels kKernels;
-}
+#define RAPT_INSTRUCTION_SET(name, NAME, value) \
+  namespace name {                              \
+  extern const IsaKernels kKernels;             \
+  }
+#include "rapt/isas.def"
 
 }  // namespace rapt::cpu

@@ -47,8 +47,12 @@ struct Float8 {
     return static_cast<std::uint8_t>((bits >> 24 & 0x80) | any);
   }
 };
-using E4m3 = Float8<3, 7, 0x7e, 0x7f, 0x7f>;
-using E5m2 = Float8<2, 15, 0x7b, 0x7c, 0x7e>;
+template <DType kType>
+struct Fp8;
+template <>
+struct Fp8<DType::f8e4m3> : Float8<3, 7, 0x7e, 0x7f, 0x7f> {};
+template <>
+struct Fp8<DType::f8e5m2> : Float8<2, 15, 0x7b, 0x7c, 0x7e> {};
 
 // Maps `range` onto so many steps.
 RAPT_HOST_DEVICE float scale_for(double range, double steps) {
@@ -60,10 +64,9 @@ RAPT_HOST_DEVICE float scale_for(double range, double steps) {
 RAPT_HOST_DEVICE Coding coding_of(DType dtype, const Extent& extent, bool with_zero) {
   const auto low = static_cast<double>(extent.low), high = static_cast<double>(extent.high);
   const double largest = -low > high ? -low : high;  // -inf: no number is finite
-  if (dtype == DType::f8e4m3 || dtype == DType::f8e5m2) {
-    const float end = dtype == DType::f8e4m3 ? E4m3::kLargest : E5m2::kLargest;
+  float end = 0;
+  if (with_dtype<kFp8Types>(dtype, [&](auto type) { end = Fp8<type.value>::kLargest; }))
     return {scale_for(largest > 0 ? largest : 0, static_cast<double>(end)), 0};
-  }
   if (!extent.finite) return {__builtin_bit_cast(float, 0x7fc00000u), 0};
   const double half = half_range(dtype);
   if (!with_zero || largest == 0) return {scale_for(largest, half - 1), 0};

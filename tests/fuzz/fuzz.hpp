@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -23,6 +24,10 @@ class Choices {
   template <class T>
   T one_of(std::initializer_list<T> values) {
     return values.begin()[below(static_cast<int>(values.size()))];
+  }
+  template <class T, std::size_t kCount>
+  T one_of(const std::array<T, kCount>& values) {
+    return values[static_cast<std::size_t>(below(static_cast<int>(kCount)))];
   }
   /// Any bits at all.
   template <class T>

@@ -6,6 +6,9 @@
 #include <vector>
 
 #include "call.hpp"
+#include "operations/attention/case_modifiers.hpp"
+#include "operations/attention/layouts.hpp"
+#include "support/dtypes.hpp"
 
 namespace rapt::testing {
 namespace {
@@ -18,13 +21,13 @@ struct Arguments : Given {
 };
 
 DType some_cache_type(Choices& c) {
-  return c.one_in(2) ? c.one_of({DType::i8, DType::f8e4m3, DType::f8e5m2, DType::i4x2}) : some_type(c);
+  return c.one_in(2) ? c.one_of(kQuantizedTypes) : some_type(c);
 }
 
 void choose_score(Arguments& g, Choices& c, std::int64_t b, std::int64_t hq, std::int64_t sq, std::int64_t sk) {
   ScoreSpec& score = g.args.score;
   if (c.one_in(4)) score.scale = some_float(c);
-  if (c.one_in(4)) score.softcap = some_float(c);
+  choose_numbers(score, c, some_float);
   if (c.one_in(4)) score.dropout = Dropout{some_float(c), c.raw<std::uint64_t>(), c.raw<std::uint64_t>()};
   score.causal = c.one_in(3);
   if (c.one_in(4)) score.window = Window{c.below(8) - 2, c.below(8) - 2};
@@ -44,15 +47,10 @@ void choose_score(Arguments& g, Choices& c, std::int64_t b, std::int64_t hq, std
   }
 }
 
-/// Keys or values of b entries and s rows: strided, paged or in a ring.
-TensorView cache(Given& g, Choices& c, std::int64_t b, std::int64_t hk, std::int64_t s, std::int64_t d, DType dtype) {
-  return floats(g, c, {b, hk, s, dtype == DType::i4x2 ? d / 2 : d}, dtype);
-}
-
 /// Scales of k or v where the type may have them, and zeros.
 void choose_scales(Given& g, Choices& c, const TensorView& rows, std::int64_t d, TensorView& scale, TensorView& zero) {
-  const bool needed = rows.dtype == DType::i8 || rows.dtype == DType::i4x2;
-  if (!(needed || rows.dtype == DType::f8e4m3 || rows.dtype == DType::f8e5m2)) return;
+  const bool needed = is_integer(rows.dtype);
+  if (!is_quantized(rows.dtype)) return;
   if (!needed && c.below(2)) return;
   const std::int64_t groups = d % 2 == 0 && c.below(2) ? std::max<std::int64_t>(d / 2, 1) : 1;
   const auto maybe = [&](std::size_t dim) { return c.below(2) ? rows.shape[dim] : 1; };
@@ -69,59 +67,9 @@ std::int64_t choose_keys(Arguments& g, Choices& c, std::int64_t b, std::int64_t 
                          std::int64_t d, std::int64_t dv) {
   KvSource& kv = g.args.kv;
   const DType dtype = some_cache_type(c);
-  const std::int64_t tail = dtype >= DType::i8 && d > 1 && c.one_in(3) ? 1 + c.below(static_cast<int>(d) - 1) : 0;
+  const std::int64_t tail = is_quantized(dtype) && d > 1 && c.one_in(3) ? 1 + c.below(static_cast<int>(d) - 1) : 0;
   d -= tail;
-  std::vector<std::int64_t> lengths(static_cast<std::size_t>(b));
-  switch (c.below(6)) {
-    case 0: {
-      const auto rows = borders(c, b);
-      const std::int64_t half = dtype == DType::i4x2 ? 2 : 1;
-      kv = KvSource::ragged(floats(g, c, {rows.back(), hk, d / half}, dtype),
-                            floats(g, c, {rows.back(), hk, dv / half}, dtype), integers(g, c, rows));
-      sk = 5;
-      break;
-    }
-    case 1: {
-      const std::int64_t page_size = 1 + c.below(4), columns = c.below(4), pages = 1 + c.below(5);
-      sk = page_size * columns;
-      std::vector<std::int64_t> table(static_cast<std::size_t>(b * columns));
-      for (auto& page : table) page = c.one_in(32) ? c.below(16) - 8 : c.below(static_cast<int>(pages));
-      for (auto& length : lengths) length = c.below(static_cast<int>(sk) + 1);
-      kv = KvSource::paged(cache(g, c, pages, hk, page_size, d, dtype), cache(g, c, pages, hk, page_size, dv, dtype),
-                           integers(g, c, table), integers(g, c, lengths));
-      kv.block_table.ndim = 2;
-      kv.block_table.shape = {b, columns, 0, 0};
-      kv.block_table.strides = {columns, 1, 0, 0};
-      break;
-    }
-    case 2: {
-      for (auto& length : lengths) length = c.one_in(8) ? c.raw<std::int32_t>() : c.below(40);
-      kv = KvSource::ring(cache(g, c, b, hk, sk, d, dtype), cache(g, c, b, hk, sk, dv, dtype), integers(g, c, lengths));
-      break;
-    }
-    case 3: {
-      const std::int64_t n = c.below(6), entries = c.one_in(3) ? 1 : b;
-      std::vector<std::int64_t> lists(static_cast<std::size_t>(b * sq * n)), counts(static_cast<std::size_t>(b * sq));
-      for (auto& row : lists) row = c.one_in(64) ? c.raw<std::int32_t>() : c.below(static_cast<int>(sk) + 1) - 1;
-      for (auto& count : counts) count = c.below(static_cast<int>(n) + 1);
-      kv = KvSource::gathered(cache(g, c, entries, hk, sk, d, dtype), cache(g, c, entries, hk, sk, dv, dtype),
-                              integers(g, c, lists), c.one_in(3) ? integers(g, c, counts) : TensorView());
-      kv.indices.ndim = 3;
-      kv.indices.shape = {b, sq, n, 0};
-      kv.indices.strides = {sq * n, n, 1, 0};
-      if (kv.counts) {
-        kv.counts.ndim = 2;
-        kv.counts.shape = {b, sq, 0, 0};
-        kv.counts.strides = {sq, 1, 0, 0};
-      }
-      sk = n;
-      break;
-    }
-    default:
-      for (auto& length : lengths) length = c.below(static_cast<int>(sk) + 1);
-      kv = KvSource::strided(cache(g, c, b, hk, sk, d, dtype), cache(g, c, b, hk, sk, dv, dtype),
-                             c.one_in(3) ? integers(g, c, lengths) : TensorView());
-  }
+  sk = choose_layout(g, c, kv, b, hk, sq, sk, d, dv, dtype);
   if (tail > 0) {
     const auto& shape = kv.k.shape;
     kv.k_tail = kv.k.ndim == 3 ? floats(g, c, {shape[0], hk, tail}, some_type(c))
@@ -156,9 +104,9 @@ void choose_args(Arguments& g, Choices& c) {
     args.q_scale = args.q.ndim == 3 ? floats(g, c, {maybe(0), hq, 1}) : floats(g, c, {maybe(0), hq, maybe(2), 1});
   }
   sk = choose_keys(g, c, b, hk, sq, sk, d, dv);
-  if (args.kv.kind == KvSource::Kind::gathered && !c.one_in(8)) {  // else something is refused most of the time
+  if (!has_positions(args.kv) && !c.one_in(8)) {  // else something is refused most of the time
     if (c.below(2)) args.score.scale = some_float(c);
-    if (c.one_in(4)) args.score.softcap = some_float(c);
+    choose_numbers(args.score, c, some_float);
     if (c.one_in(4)) args.score.sinks = floats(g, c, {hq});
     return;
   }

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "call.hpp"
+#include "support/dtypes.hpp"
 
 namespace rapt::testing {
 namespace {
@@ -24,7 +25,7 @@ Sizes choose_sizes(Choices& c) {
 }
 
 DType some_key_type(Choices& c) {
-  return c.one_of({DType::f32, DType::bf16, DType::f16, DType::i8, DType::f8e4m3, DType::f8e5m2});
+  return c.one_of(kIndexKeyTypes);
 }
 
 MutableTensorView some_indices(Given& g, std::initializer_list<std::int64_t> shape) {

@@ -11,7 +11,7 @@ from pathlib import Path
 
 INCLUDE = re.compile(r"^\s*#\s*include\s+(.+?)\s*(//.*|/\*.*)?$")
 STD = r"<[a-z_]+>"
-LIST = r'"rapt/operations\.def"'
+LIST = r'"rapt/(operations|dtypes|isas)\.def"'
 C_STD = r"<(std[a-z]+|string)\.h>"
 # Plain data and functions that are always inlined, which the kernels of every backend may know.
 POD = r'"core/pod\.hpp"'
@@ -33,7 +33,7 @@ CORE = [STANDARD, PUBLIC, r'"core/\w+\.hpp"']
 OPERATIONS = CORE + [SEMANTICS, r'"operations/(\w+/)?\w+\.hpp"']
 DISPATCH = OPERATIONS + [r'"dispatch/\w+\.hpp"']
 # Programs see the public interface, the oracle, how problems are timed and the files beside them, never src.
-PROGRAM = [r'"(rapt|support|bench)/[\w/]+\.(hpp|h|def)"', r'"operations/\w+/(case|oracle\w*|sums|\w+_inputs|sampler|captured)\.hpp"',
+PROGRAM = [r'"(rapt|support|bench)/[\w/]+\.(hpp|h|def)"', r'"operations/\w+/(case|case_modifiers|layouts|oracle\w*|sums|\w+_inputs|sampler|captured)\.hpp"',
            r"<(?!rapt/)[^>]+>", "beside"]
 
 RULES = [  # (pattern of the path's beginning, or of all of it and $; allowed includes)
@@ -41,7 +41,7 @@ RULES = [  # (pattern of the path's beginning, or of all of it and $; allowed in
     (r"include/rapt/\w+.h$", [C_STD, r'"rapt/\w+\.(h|def)"']),
     ("include/rapt/enums.hpp$", [r"<cstdint>", LIST]),
     ("include/rapt/", [STD, r'"rapt/\w+\.(hpp|h|def)"']),
-    ("src/core/pod.hpp$", [r"<cstdint>", r'"rapt/enums\.hpp"']),
+    ("src/core/pod.hpp$", [r"<cstdint>", r'"rapt/enums\.hpp"', LIST]),
     ("src/core/float_environment.hpp$", [r"<cstdint>"]),
     ("src/core/itt.hpp$", CORE + [r"<ittnotify\.h>"]),
     ("src/core/", CORE),

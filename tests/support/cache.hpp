@@ -7,18 +7,10 @@
 #include <string>
 
 #include "rapt/problem.hpp"
+#include "support/dtypes.hpp"
 #include "support/tensor.hpp"
 
 namespace rapt::testing {
-
-/// Whether elements are codes, which may have scales.
-inline bool is_quantized(DType dtype) {
-  return dtype >= DType::i8;
-}
-/// Whether elements are codes that mean nothing without scales.
-inline bool is_integer(DType dtype) {
-  return dtype == DType::i8 || dtype == DType::i4x2;
-}
 
 /// A problem's words for a cache of this type: with `groups` scales a row if codes need them, or if more than one is
 /// asked for and the type may have them.

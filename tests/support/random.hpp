@@ -1,6 +1,8 @@
 // What samplers of problems choose by.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <initializer_list>
 #include <iterator>
@@ -20,6 +22,11 @@ inline bool one_in(Random& random, std::int64_t n) {
 
 inline std::int64_t pick(Random& random, std::initializer_list<std::int64_t> values) {
   return *std::next(values.begin(), between(random, 0, static_cast<std::int64_t>(values.size()) - 1));
+}
+
+template <class T, std::size_t kCount>
+T any_of(Random& random, const std::array<T, kCount>& values) {
+  return values[static_cast<std::size_t>(random() % kCount)];
 }
 
 /// A total that b sequences of which the longest is `longest` can have.

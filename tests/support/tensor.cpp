@@ -9,6 +9,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "support/dtypes.hpp"
+
 namespace rapt::testing {
 namespace {
 
@@ -26,28 +28,39 @@ void fill_bytes(Buffer& buffer, T value) {
   for (std::size_t i = 0; i < buffer.size(); i += sizeof value) std::memcpy(buffer.data() + i, &value, sizeof value);
 }
 
-/// The value of an 8-bit float: e4m3 has 3 fraction bits, a bias of 7 and NaN in place of its last number; e5m2 is the
-/// upper half of an f16.
+/// An 8-bit float: its fraction's bits, its exponent's bias, how many finite numbers it has that are not negative, and
+/// whether infinity follows them. The other codes are NaN.
+struct Fp8 {
+  DType type;
+  int digits, bias, finite;
+  bool has_infinity;
+};
+constexpr Fp8 kFp8[] = {{DType::f8e4m3, 3, 7, 0x7f, false}, {DType::f8e5m2, 2, 15, 0x7c, true}};
+
+const Fp8& fp8_of(DType dtype) {
+  return *std::find_if(std::begin(kFp8), std::end(kFp8), [&](const Fp8& f) { return f.type == dtype; });
+}
+
 float float8(DType dtype, std::uint8_t code) {
-  const int digits = dtype == DType::f8e4m3 ? 3 : 2, bias = dtype == DType::f8e4m3 ? 7 : 15;
-  const int magnitude = code & 0x7f, exponent = magnitude >> digits, fraction = magnitude % (1 << digits);
-  float x = exponent == 0 ? std::ldexp(static_cast<float>(fraction), 1 - bias - digits)
-                          : std::ldexp(static_cast<float>(fraction + (1 << digits)), exponent - bias - digits);
-  if (dtype == DType::f8e4m3 ? magnitude == 0x7f : exponent == 31)
-    x = dtype == DType::f8e5m2 && fraction == 0 ? INFINITY : NAN;
+  const Fp8& f = fp8_of(dtype);
+  const int magnitude = code & 0x7f, exponent = magnitude >> f.digits, fraction = magnitude % (1 << f.digits);
+  float x = exponent == 0 ? std::ldexp(static_cast<float>(fraction), 1 - f.bias - f.digits)
+                          : std::ldexp(static_cast<float>(fraction + (1 << f.digits)), exponent - f.bias - f.digits);
+  if (magnitude >= f.finite) x = f.has_infinity && magnitude == f.finite ? INFINITY : NAN;
   return code & 0x80 ? -x : x;
 }
 
 /// The nearest finite number's code, of two the even one.
 std::uint8_t float8_code(DType dtype, float value) {
   if (std::isnan(value)) return 0x7f;
-  const auto table = [](DType type, std::size_t count) {
-    std::vector<float> values(count);
-    for (std::size_t i = 0; i < count; ++i) values[i] = float8(type, static_cast<std::uint8_t>(i));
-    return values;
-  };
-  static const std::vector<float> e4m3 = table(DType::f8e4m3, 0x7f), e5m2 = table(DType::f8e5m2, 0x7c);
-  const std::vector<float>& values = dtype == DType::f8e4m3 ? e4m3 : e5m2;
+  static const std::vector<std::vector<float>> tables = [] {
+    std::vector<std::vector<float>> all;
+    for (const Fp8& f : kFp8)
+      for (all.emplace_back(); std::ssize(all.back()) < f.finite;)
+        all.back().push_back(float8(f.type, static_cast<std::uint8_t>(all.back().size())));
+    return all;
+  }();
+  const std::vector<float>& values = tables[static_cast<std::size_t>(&fp8_of(dtype) - kFp8)];
   const float x = std::abs(value);
   auto code = std::lower_bound(values.begin(), values.end(), x) - values.begin();
   if (code == std::ssize(values)) {
@@ -67,8 +80,7 @@ float read_element(const void* data, DType dtype, std::int64_t index) {
   if (dtype == DType::bf16) return static_cast<float>(static_cast<const Eigen::bfloat16*>(data)[index]);
   if (dtype == DType::f16) return static_cast<float>(static_cast<const Eigen::half*>(data)[index]);
   if (dtype == DType::i8) return static_cast<const std::int8_t*>(data)[index];
-  if (dtype == DType::f8e4m3 || dtype == DType::f8e5m2)
-    return float8(dtype, static_cast<const std::uint8_t*>(data)[index]);
+  if (is_fp8(dtype)) return float8(dtype, static_cast<const std::uint8_t*>(data)[index]);
   throw Error("dtype", std::string(to_string(dtype)), "a type of whole elements that are numbers");
 }
 
@@ -78,9 +90,13 @@ void write_element(void* data, DType dtype, std::int64_t index, float value) {
   else if (dtype == DType::f16) static_cast<Eigen::half*>(data)[index] = Eigen::half(value);
   else if (dtype == DType::i8)
     static_cast<std::int8_t*>(data)[index] = static_cast<std::int8_t>(std::clamp(std::nearbyint(value), -128.f, 127.f));
-  else if (dtype == DType::f8e4m3 || dtype == DType::f8e5m2)
-    static_cast<std::uint8_t*>(data)[index] = float8_code(dtype, value);
+  else if (is_fp8(dtype)) static_cast<std::uint8_t*>(data)[index] = float8_code(dtype, value);
   else throw Error("dtype", std::string(to_string(dtype)), "a type of whole elements that are numbers");
+}
+
+double largest(DType dtype) {
+  if (is_integer(dtype)) return dtype == DType::i8 ? 127 : 7;
+  return static_cast<double>(float8(dtype, static_cast<std::uint8_t>(fp8_of(dtype).finite - 1)));
 }
 
 float rounded(float value, DType dtype) {
@@ -106,11 +122,8 @@ void Tensor::poison() {
       return fill_bytes(buffer_, kPoisonBf16);
     case DType::f16:
       return fill_bytes(buffer_, kPoisonF16);
-    case DType::f8e4m3:
-    case DType::f8e5m2:
-      return fill_bytes(buffer_, kPoisonF8);
     default:
-      return fill_bytes(buffer_, std::uint8_t{0xb5});
+      return fill_bytes(buffer_, is_fp8(dtype_) ? kPoisonF8 : std::uint8_t{0xb5});
   }
 }
 

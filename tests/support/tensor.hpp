@@ -26,6 +26,8 @@ float read_element(const void* data, DType dtype, std::int64_t index);
 void write_element(void* data, DType dtype, std::int64_t index, float value);
 /// `value` rounded to `dtype` as write_element() does.
 float rounded(float value, DType dtype);
+/// The largest finite number of a quantised type.
+double largest(DType dtype);
 
 /// An element of these types that reads as a float and is written rounded.
 class Element {

@@ -17,10 +17,6 @@ from rapt import _core
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 LAYOUTS = ("bhsd", "bshd", "bhds")
 SIZES = ("b", "hq", "hk", "sq", "sk", "d", "dv")
-# Of a problem that scaled_dot_product_attention has no counterpart of, or has by a mask of its own making.
-OTHER_KEYS = """q kv out window align scale softcap bias bias_dtype mask dropout ragged_q ragged_k page groups k_groups v_groups tail
-    tail_dtype device""".split()
-OTHER_FLAGS = "alibi sinks lse seqlens ring gathered latent zeros head_scales q_scale".split()
 _FOLDER = Path(__file__).parent / "sets"
 NAMES = sorted(file.stem for file in _FOLDER.glob("*.txt"))
 
@@ -28,6 +24,14 @@ NAMES = sorted(file.stem for file in _FOLDER.glob("*.txt"))
 @functools.cache
 def other_operations() -> frozenset[str]:
     return frozenset(entry["operation"] for entry in _core.entries()) - {"attention"}
+
+
+def is_attention_word(word: str) -> bool:
+    try:
+        _core.parse_problem("attention " + word)
+    except ValueError:
+        return False
+    return True
 
 
 @dataclass(frozen=True)
@@ -82,7 +86,7 @@ def parse(text: str, name: str = "") -> Case | None:
     found: dict[str, Any] = {}
     other = False
     for word in words:
-        key, equals, value = word.partition("=")
+        key, _, value = word.partition("=")
         if key in found:
             raise ValueError(f'"{word}"; wanted each word once')
         wanted = ""
@@ -98,7 +102,8 @@ def parse(text: str, name: str = "") -> Case | None:
             other |= value == "other"
         elif word == "causal":
             found[key] = True
-        elif word in OTHER_FLAGS or (key in OTHER_KEYS and equals):
+        elif is_attention_word(word):
+            # scaled_dot_product_attention has no counterpart of it, or has it by a mask of its own making.
             other, found[key] = True, None
         else:
             wanted = "a word of a problem (docs/bench.md)"

@@ -12,6 +12,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/dtypes.hpp"
 #include "operations/c_values.hpp"
 #include "rapt/rapt.h"
 #include "rapt/rapt.hpp"
@@ -96,7 +97,7 @@ inline MutableTensorView to_view(const rapt_tensor& t, const std::string& name) 
   const auto ndim = static_cast<std::size_t>(t.ndim);
   const auto device = t.device_type == 0 ? DeviceType::cpu : DeviceType(t.device_type);
   return {t.data,
-          to_enum(t.dtype, DType::i4x2, name + ".dtype"),
+          to_enum(t.dtype, kLastDType, name + ".dtype"),
           Layout({t.shape, ndim}, {t.strides, ndim}),
           {device, t.device_index}};
 }

@@ -79,7 +79,11 @@ rapt::ContextOptions to_options(const rapt_context_options* given) {
   rapt::ContextOptions options;
   options.executor = to_executor(o);
   options.threads = o.threads;
-  if (o.has_isa) options.isa = to_enum(o.isa, rapt::Isa::neonbf16, "isa");
+  constexpr rapt::Isa kLast = std::max({
+#define RAPT_INSTRUCTION_SET(name, NAME, value) rapt::Isa::name,
+#include "rapt/isas.def"
+  });
+  if (o.has_isa) options.isa = to_enum(o.isa, kLast, "isa");
   if (o.kernel) options.kernel = o.kernel;
   if (o.tuning) options.tuning = *o.tuning ? rapt::read_tuning(o.tuning) : rapt::Tuning();
   options.stream = o.stream;

@@ -4,20 +4,7 @@
 
 #include "api/c/c_api.hpp"
 
-static_assert(RAPT_F32 == int(rapt::DType::f32) && RAPT_F16 == int(rapt::DType::f16) &&
-              RAPT_BF16 == int(rapt::DType::bf16) && RAPT_BOOL == int(rapt::DType::boolean) &&
-              RAPT_I32 == int(rapt::DType::i32) && RAPT_I64 == int(rapt::DType::i64) &&
-              RAPT_I8 == int(rapt::DType::i8) && RAPT_F8E4M3 == int(rapt::DType::f8e4m3) &&
-              RAPT_F8E5M2 == int(rapt::DType::f8e5m2) && RAPT_I4X2 == int(rapt::DType::i4x2));
 static_assert(RAPT_CPU == int(rapt::DeviceType::cpu) && RAPT_CUDA == int(rapt::DeviceType::cuda));
-static_assert(RAPT_ISA_GENERIC == int(rapt::Isa::generic) && RAPT_ISA_AVX2 == int(rapt::Isa::avx2) &&
-              RAPT_ISA_AVX512 == int(rapt::Isa::avx512) && RAPT_ISA_NEON == int(rapt::Isa::neon) &&
-              RAPT_ISA_AVX512BF16 == int(rapt::Isa::avx512bf16) && RAPT_ISA_AMX == int(rapt::Isa::amx) &&
-              RAPT_ISA_NEONBF16 == int(rapt::Isa::neonbf16));
-static_assert(RAPT_KV_STRIDED == int(rapt::KvSource::Kind::strided) &&
-              RAPT_KV_RAGGED == int(rapt::KvSource::Kind::ragged) &&
-              RAPT_KV_PAGED == int(rapt::KvSource::Kind::paged) && RAPT_KV_RING == int(rapt::KvSource::Kind::ring) &&
-              RAPT_KV_GATHERED == int(rapt::KvSource::Kind::gathered));
 static_assert(RAPT_ALIGN_NONE == int(rapt::AttentionProblem::Align::none) &&
               RAPT_ALIGN_TOP_LEFT == int(rapt::AttentionProblem::Align::top_left) &&
               RAPT_ALIGN_BOTTOM_RIGHT == int(rapt::AttentionProblem::Align::bottom_right) &&
@@ -71,7 +58,7 @@ rapt_status rapt_tensor_contiguous(rapt_tensor* tensor, void* data, int32_t dtyp
     non_null(tensor, "tensor") = {};
     non_null(shape, "shape");
     if (ndim < 1 || ndim > rapt::kMaxDims) throw Error("ndim", std::to_string(ndim), "1 to 4");
-    to_enum(dtype, rapt::DType::i4x2, "dtype");
+    to_enum(dtype, rapt::kLastDType, "dtype");
     const rapt::Layout layout({shape, static_cast<std::size_t>(ndim)});
     tensor->data = data;
     tensor->dtype = dtype;

@@ -36,12 +36,11 @@ Extent extent_of(const float* x, std::int64_t n) {
 void encode(DType dtype, const float* x, std::int64_t n, Coding coding, std::uint8_t* codes) {
   const double factor = 1 / static_cast<double>(coding.scale), zero = static_cast<double>(coding.zero);
   const double half = half_range(dtype);
-  if (dtype == DType::f8e4m3)
-    for (std::int64_t i = 0; i < n; ++i) codes[i] = float_code<E4m3>(x[i], factor);
-  else if (dtype == DType::f8e5m2)
-    for (std::int64_t i = 0; i < n; ++i) codes[i] = float_code<E5m2>(x[i], factor);
-  else
-    for (std::int64_t i = 0; i < n; ++i) codes[i] = integer_code(x[i], factor, zero, half);
+  const auto encode_floats = [&](auto type) {
+    for (std::int64_t i = 0; i < n; ++i) codes[i] = float_code<Fp8<type.value>>(x[i], factor);
+  };
+  if (with_dtype<kFp8Types>(dtype, encode_floats)) return;
+  for (std::int64_t i = 0; i < n; ++i) codes[i] = integer_code(x[i], factor, zero, half);
 }
 
 struct AppendKvScratch {

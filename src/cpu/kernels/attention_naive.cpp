@@ -8,6 +8,7 @@
 #include "cpu/kernels/attention_table.hpp"
 #include "cpu/tile/carver.hpp"
 #include "cpu/tile/head.hpp"
+#include "semantics/coding.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
 namespace {
@@ -70,8 +71,7 @@ float from_float8(std::uint8_t code, unsigned digits) {
 template <DType kType>
 float code_at(const std::uint8_t* row, std::int64_t stride, std::int64_t i) {
   if (kType == DType::i8) return static_cast<float>(static_cast<std::int8_t>(row[i * stride]));
-  if (kType == DType::f8e4m3) return from_float8(row[i * stride], 3);
-  if (kType == DType::f8e5m2) return from_float8(row[i * stride], 2);
+  if constexpr ((only(kType) & kFp8Types) != 0) return from_float8(row[i * stride], Fp8<kType>::kFraction);
   const int half = row[i / 2 * stride] >> (i % 2 * 4) & 15;
   return static_cast<float>(half < 8 ? half : half - 16);
 }
@@ -95,7 +95,7 @@ void dequantize_row(const void* x, const Strides& stride, const Quantization& qu
 template <class F>
 void for_each_key(const Head& head, const Row& row, const void* x, const Strides& stride, const Quantization& quant,
                   const KeyTail& tail, std::int64_t n, float* scratch, F f) {
-  const auto dequantized = [&]<DType kType>(std::integral_constant<DType, kType>) {
+  const auto dequantized = [&]<DType kType>(DTypeConstant<kType>) {
     for (std::int64_t j = row.first; j < row.last; ++j) {
       dequantize_row<kType>(x, stride, quant, n - tail.size, scratch,
                             [&](const Strides& s) { return head.key_at(s, j); });
@@ -104,10 +104,7 @@ void for_each_key(const Head& head, const Row& row, const void* x, const Strides
       f(j, static_cast<const float*>(scratch), std::int64_t{1});
     }
   };
-  if (head.p.kv_type == DType::i8) return dequantized(std::integral_constant<DType, DType::i8>());
-  if (head.p.kv_type == DType::f8e4m3) return dequantized(std::integral_constant<DType, DType::f8e4m3>());
-  if (head.p.kv_type == DType::f8e5m2) return dequantized(std::integral_constant<DType, DType::f8e5m2>());
-  if (head.p.kv_type == DType::i4x2) return dequantized(std::integral_constant<DType, DType::i4x2>());
+  if (with_dtype<kCacheTypes & ~kFloatTypes>(head.p.kv_type, dequantized)) return;
   with_float_type(head.p.kv_type, [&](auto element) {
     const auto* base = static_cast<const decltype(element)*>(x);
     for (std::int64_t j = row.first; j < row.last; ++j) f(j, base + head.key_at(stride, j), stride.d);

@@ -236,17 +236,16 @@ void run(const IndexScoresParams& p, const IndexItem& item, std::byte* scratch) 
 
 }  // namespace
 
-const IndexScoresKernel kIndexScores = {
-    .facts = {.operation = Operation::index_scores,
-              .phase = Phase::all,
-              .arithmetic = "bf16",
-              .dtypes = only(DType::bf16) | only(DType::i8) | only(DType::f8e4m3) | only(DType::f8e5m2),
-              .block_q = static_cast<int>(kTokens),
-              .block_k = static_cast<int>(kKeys)},
-    .tokens = kTokens,
-    .keys = kKeys,
-    .scratch_bytes = carved_bytes<IndexScoresTilesScratch>,
-    .run = run,
-    .merge = merge_lists};
+const IndexScoresKernel kIndexScores = {.facts = {.operation = Operation::index_scores,
+                                                  .phase = Phase::all,
+                                                  .arithmetic = "bf16",
+                                                  .dtypes = only(DType::bf16) | only(DType::i8) | kFp8Types,
+                                                  .block_q = static_cast<int>(kTokens),
+                                                  .block_k = static_cast<int>(kKeys)},
+                                        .tokens = kTokens,
+                                        .keys = kKeys,
+                                        .scratch_bytes = carved_bytes<IndexScoresTilesScratch>,
+                                        .run = run,
+                                        .merge = merge_lists};
 
 }  // namespace rapt::cpu::RAPT_ISA

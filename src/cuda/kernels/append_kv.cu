@@ -87,8 +87,8 @@ __device__ void write_group(const AppendKvSide& s, const RowPlace& at, std::int6
   const double factor = 1 / static_cast<double>(coding.scale), half = half_range(s.to_type);
   const auto code = [&](std::int64_t c) -> std::uint8_t {
     const float x = number(c);
-    if (s.to_type == DType::f8e4m3) return float_code<E4m3>(x, factor);
-    if (s.to_type == DType::f8e5m2) return float_code<E5m2>(x, factor);
+    std::uint8_t fp8 = 0;
+    if (with_dtype<kFp8Types>(s.to_type, [&](auto type) { fp8 = float_code<Fp8<type.value>>(x, factor); })) return fp8;
     return integer_code(x, factor, static_cast<double>(coding.zero), half);
   };
   auto* const to = static_cast<std::uint8_t*>(s.to) + at.to;

@@ -182,12 +182,15 @@ cudaError_t launch(DecodeParams params, cudaStream_t stream) {
 
 // Every kernel that operations/attention/cuda_choice.cpp may choose.
 constexpr auto kKernels = [] {
-  std::array<DecodeConfig, 56> kernels{};
+  constexpr DTypeSet kCodes = kFp8Types | kIntegerCodes;
+  std::array<DecodeConfig, 12 + 11 * __builtin_popcount(kCodes)> kernels{};
   std::size_t count = 0;
   for (const int size : {64, 128, 256}) {
     for (const DType type : {DType::bf16, DType::f16})
       for (const int tiles : {1, 2}) kernels[count++] = {.kv_type = type, .head_size = size, .row_tiles = tiles};
-    for (const DType type : {DType::i8, DType::i4x2, DType::f8e4m3, DType::f8e5m2}) {
+    for (unsigned value = 0; value < 32; ++value) {
+      const auto type = static_cast<DType>(value);
+      if (!(only(type) & kCodes)) continue;
       kernels[count++] = {.kv_type = type, .head_size = size, .row_tiles = 1, .query_components = 3};
       for (const int tiles : {1, 2, 4})
         if (size < 256 || tiles < 4) kernels[count++] = {.kv_type = type, .head_size = size, .row_tiles = tiles};

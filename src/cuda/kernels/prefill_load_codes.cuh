@@ -258,12 +258,8 @@ __device__ void load_codes(const PrefillParams& params, TileProducer<C> producer
       continue;
     }
     // Integer codes have scales, which fp16 may lack the range for.
-    if constexpr (!std::is_same_v<typename C::Element, __half>) {
-      if (params.p.kv_type == DType::i8) load(std::integral_constant<DType, DType::i8>());
-      if (params.p.kv_type == DType::i4x2) load(std::integral_constant<DType, DType::i4x2>());
-    }
-    if (params.p.kv_type == DType::f8e4m3) load(std::integral_constant<DType, DType::f8e4m3>());
-    if (params.p.kv_type == DType::f8e5m2) load(std::integral_constant<DType, DType::f8e5m2>());
+    constexpr bool kFp16 = std::is_same_v<typename C::Element, __half>;
+    with_dtype<kFp16 ? kFp8Types : kFp8Types | kIntegerCodes>(params.p.kv_type, load);
   }
 }
 

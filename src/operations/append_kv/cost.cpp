@@ -1,8 +1,6 @@
 // The work in a call of append_kv.
 #include "operations/cost.hpp"
 
-#include <algorithm>
-
 #include "operations/append_kv/operation.hpp"
 
 namespace rapt {
@@ -13,7 +11,7 @@ Cost cost_of(const AppendKvArgs& args, const Call& call) {
   double rows = 0;
   for (std::int64_t i = 0; i < p.b; ++i) {
     const std::int64_t n = new_rows(params, i).count;
-    rows += static_cast<double>(p.ring ? std::min(n, p.sk) : n);
+    rows += static_cast<double>(n - first_kept(params, n));
   }
   rows *= static_cast<double>(p.hk);
   const std::int64_t size = p.values_are_keys ? p.d : p.d + p.dv;

@@ -13,9 +13,7 @@ std::optional<Bad> bad_row(const WatchedCall<AppendKvArgs>& w, const AppendKvSid
   const auto& p = std::get<AppendKvParams>(w.call.params);
   for (int64_t i = 0; i < p.b; ++i) {
     const NewRows rows = new_rows(p, i);
-    // Of more rows than a ring has, the last ones stay.
-    const int64_t begin = p.ring ? std::max<int64_t>(rows.count - p.page_size, 0) : 0;
-    for (int64_t n = begin; n < rows.count; ++n)
+    for (int64_t n = first_kept(p, rows.count); n < rows.count; ++n)
       for (int64_t head = 0; head < p.hk; ++head) {
         const Block given = p.from_begin ? cut(cut(from, 0, rows.first + n, 1), 1, head, 1)
                                          : cut(cut(cut(from, 0, i, 1), 1, head, 1), 2, n, 1);

@@ -52,4 +52,9 @@ struct OperationOf<AppendKvArgs> {
   static void set_scalars(const C& c, Args& args);
 };
 
+// The first of a sequence's new rows that stays: of more than a ring has, the last ones do.
+inline std::int64_t first_kept(const AppendKvParams& p, std::int64_t count) {
+  return p.ring && count > p.page_size ? count - p.page_size : 0;
+}
+
 }  // namespace rapt

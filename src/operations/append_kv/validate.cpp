@@ -215,7 +215,7 @@ void check_numbers(const std::string& name, const AppendKvParams& f, const Appen
   if (!s.scale || s.computes_scale) return;
   for (int64_t i = 0; i < f.b; ++i) {
     const NewRows rows = new_rows(f, i);
-    for (int64_t t = f.ring ? std::max<int64_t>(0, rows.count - f.page_size) : 0; t < rows.count; ++t)
+    for (int64_t t = first_kept(f, rows.count); t < rows.count; ++t)
       for (int64_t h = 0; h < f.hk; ++h) {
         const auto check_finite = [&](const char* what, const float* data, const Strides& stride, bool positive) {
           const float* const at = data + key_index(f, stride, i, h, 0, f.len_before[i] + t);

@@ -37,10 +37,10 @@ struct AttentionInputs {
       read<&C::cu_seqlens_k, &A::kv, &K::cu_seqlens>("kv.cu_seqlens", kIntegers, "b+1").in(M::ragged, true),
       read<&C::block_table, &A::kv, &K::block_table>("kv.block_table", kIntegers, "b n").in(M::paged, true),
       read<&C::kv_seqlens, &A::kv, &K::seqlens>("kv.seqlens", kIntegers, "b")
-          .in(M::strided | M::paged | M::ring)
-          .needed(M::paged | M::ring),
-      read<&C::indices, &A::kv, &K::indices>("kv.indices", kIntegers, "b sq n").in(M::gathered, true),
-      read<&C::kv_counts, &A::kv, &K::counts>("kv.counts", kIntegers, "b sq").in(M::gathered),
+          .in(M::positions & ~M::ragged)
+          .needed(M::positions & ~M::consecutive),
+      read<&C::indices, &A::kv, &K::indices>("kv.indices", kIntegers, "b sq n").in(M::lists, true),
+      read<&C::kv_counts, &A::kv, &K::counts>("kv.counts", kIntegers, "b sq").in(M::lists),
       step([](const void* args, Bound& bound) {
         const A& a = *static_cast<const A*>(args);
         check_lengths(a.cu_seqlens_q, a.kv, bound);

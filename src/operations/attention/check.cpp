@@ -18,42 +18,15 @@ namespace {
 
 using std::int64_t;
 
-// Something that does not go with keys of this kind.
-[[noreturn]] void refuse_for(unsigned kind, const char* name) {
-  using M = AttentionModes;
-  if (kind == M::gathered)
-    throw Error(name, "one for gathered keys", "none: a token attends to the keys of its list, all alike");
-  if (kind == M::ring) throw Error(name, "a tensor for keys in a ring", "none: positions there have no end");
-  throw Error(name, std::string("one for ") + M::names[std::countr_zero(kind)], "none");
-}
-void check_modifiers(const AttentionProblem& p) {
-  using K = AttentionModes;
-  const unsigned kind = p.gathered        ? K::gathered
-                        : p.ring          ? K::ring
-                        : p.page_size > 0 ? K::paged
-                        : p.ragged_k >= 0 ? K::ragged
-                                          : K::strided;
-  Modifiers::for_each([&]<class M>(M) {
-    if (!(M::keys & kind) && M::is_given(p)) refuse_for(kind, M::name);
-  });
-}
-
-// What pages, rings and quantised types ask for beyond the sizes.
+// What keys ask for beyond the sizes.
 void check_cache(const AttentionProblem& p) {
-  if (p.gathered) check_gathered(p);
+  check_kind(p);
   const int64_t d = p.d - p.k_tail;  // of k's own rows
   check_tail("kv.k_tail", p.kv_dtype, p.d, p.k_tail, p.k_tail_dtype);
   if (p.latent && p.dv > d)
     throw Error("v", "head size " + std::to_string(p.dv),
                 "at most k's, whose rows begin with v's: " + std::to_string(d));
-  if (p.page_size < 0 || p.page_size > kMaxSize || (p.page_size > 0 && p.sk % p.page_size != 0))
-    throw Error("k", "pages of " + std::to_string(p.page_size) + " rows", "a divisor of sk = " + std::to_string(p.sk));
-  if (p.page_size > 0 && p.ring) throw Error("kv", "pages and a ring", "one of them");
-  if (p.page_size > 0 || p.ring) {
-    if (p.ragged_k >= 0) throw Error("kv", "ragged keys in pages or a ring", "keys with lengths");
-    if (!p.kv_lengths) throw Error("kv.seqlens", "no tensor", "[b] lengths for pages and rings");
-  }
-  if (p.ring && p.sk < 1) throw Error("k", "a ring of no rows", "1 or more");
+  check_key_lengths(p);
   check_modifiers(p);
   check_scales("kv.k_scale", p.kv_dtype, d, p.k_groups);
   check_scales("kv.v_scale", p.kv_dtype, p.dv, p.v_groups);
@@ -85,18 +58,6 @@ void check_rows(const AttentionProblem& p) {
   if (__builtin_mul_overflow(at_least_1(p.b), at_least_1(std::max(p.hq, p.hk)), &rows) ||
       __builtin_mul_overflow(rows, at_least_1(p.sq), &rows) || rows > kMaxOffset)
     throw Error("q", "more than 2^52 rows", "a smaller problem");
-}
-
-// Keys have no positions but those in a list: what counts on others is refused by its name.
-void check_gathered(const AttentionProblem& p) {
-  if (p.ragged_q >= 0) throw Error("cu_seqlens_q", "ragged queries with gathered keys", "[b, hq, sq, d] queries");
-  if (p.ragged_k >= 0 || p.kv_lengths || p.page_size > 0 || p.ring)
-    throw Error("kv", "gathered keys that are ragged, in pages, in a ring or have lengths", "one kind of keys");
-  for (const auto& [name, given] : {std::pair{"score.causal", p.causal},
-                                    {"score.window", p.window_left >= 0 || p.window_right >= 0},
-                                    {"score.align", p.align != AttentionProblem::Align::none}})
-    if (given) refuse_for(AttentionModes::gathered, name);
-  check_modifiers(p);
 }
 
 void check_heads(int64_t hq, int64_t hk) {

@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "core/fields.hpp"
+#include "operations/attention/modes.hpp"
 #include "operations/attention/params.hpp"
 #include "operations/bound.hpp"
 #include "rapt/attention.hpp"
@@ -24,8 +25,11 @@ void fill_score(const ScoreSpec& score, AttentionProblem& p, AttentionParams& pa
 
 // Throws Error for more rows than offsets can reach.
 void check_rows(const AttentionProblem& problem);
-// Throws Error for what gathered keys do not go with.
-void check_gathered(const AttentionProblem& problem);
+// Throws Error for what does not go with keys of this kind and needs no sizes; for modifiers that do not; and for sizes
+// and lengths that such keys do not have.
+void check_kind(const AttentionProblem& problem);
+void check_modifiers(const AttentionProblem& problem);
+void check_key_lengths(const AttentionProblem& problem);
 
 // A tensor for pairs of a query and a key, right-aligned as [b, hq, sq, sk]: its sizes, 1 for dimensions that are
 // missing, and the steps along those of other sizes.
@@ -46,17 +50,6 @@ bool needs_align(const AttentionProblem& problem);
 // `need`: of what, behind the ways to say it.
 [[noreturn]] void refuse_align(const char* name, std::int64_t q, std::int64_t k, const std::string& where,
                                const char* need = " for causal, window and alibi");
-
-// Whether sequences of a call may differ in length.
-inline bool has_lengths(const AttentionProblem& p) {
-  return p.ragged_q >= 0 || p.ragged_k >= 0 || p.kv_lengths || p.gathered;
-}
-
-// The problem as plans and kernels see it: of gathered keys, each query token is a sequence of its own.
-inline AttentionProblem in_sequences(AttentionProblem p) {
-  if (p.gathered) p.b *= p.sq, p.sq = std::min<std::int64_t>(p.sq, 1);
-  return p;
-}
 
 // The strides of b, h, s and d of [b, h, s, d] or ragged [total, h, d]; without `has_elements` of tensors like lse,
 // that have no d.

@@ -61,7 +61,8 @@ std::int64_t rows_of_batch_element(const AttentionProblem& p) {
 // The largest number of splits of a head's keys if the head has this many rows. Since work_list() counts keys from a
 // multiple of kSplitAlign on, it may count kSplitAlign - 1 more than sk.
 std::int64_t max_splits_of(const AttentionProblem& p, std::int64_t rows) {
-  return std::min(max_splits(p.hk, rows), ceil_div(p.sk + kSplitAlign - 1, min_split_keys(p.gathered ? 1 : rows)));
+  return std::min(max_splits(p.hk, rows),
+                  ceil_div(p.sk + kSplitAlign - 1, min_split_keys(has_positions(p) ? rows : 1)));
 }
 // The largest number of partial results that a kv head of one batch element can leave, whatever number of rows it has,
 // up to `rows`.
@@ -158,8 +159,8 @@ AttentionPlan plan_attention(const AttentionProblem& problem, const AttentionCho
     // alone, so the number of items is left to the splits, which cost about the same, and items keep their rows.
     const std::int64_t of_worker = rows * heads * splits / block / concurrency;
     // With a left window, an item sees keys that the item before it did not.
-    plan.keeps_keys =
-        concurrency > 1 && kernel.kept_keys && p.window_left < 0 && !p.gathered && p.sk <= kernel.kept_keys(p.d, p.dv);
+    plan.keeps_keys = concurrency > 1 && kernel.kept_keys && p.window_left < 0 && has_positions(p) &&
+                      p.sk <= kernel.kept_keys(p.d, p.dv);
     const int finer = plan.keeps_keys ? kFinerIfKept : 1;
     const std::int64_t min_query_blocks =
         std::min<std::int64_t>(tuning.min_item_rows / finer / block, splits > 1 ? of_worker : of_worker / kMinItems);

@@ -7,6 +7,7 @@
 #include "cuda/kernels/kernels.hpp"
 #include "cuda/kernels/multiprocessors.hpp"
 #include "operations/attention/cuda_choice.hpp"
+#include "operations/attention/modifiers.hpp"
 
 namespace rapt::cuda {
 namespace {
@@ -126,13 +127,11 @@ constexpr AttentionKernel prefill(const char* name, const char* arithmetic) {
           .describe = describe_prefill_here};
 }
 std::string_view refuse_prefill_f8(const AttentionProblem& p) {
-  constexpr auto kNone = AttentionProblem::kNone;
   if (p.d != p.dv || (p.d != kPrefillF8MinHeadSize && p.d != kPrefillF8MaxHeadSize))
     return "takes heads of 64 or 128 columns, of values as of keys";
-  if (p.ragged_q >= 0 || p.ragged_k >= 0 || p.kv_lengths || p.page_size > 0 || p.ring)
+  if (p.ragged_q >= 0 || p.kv_lengths || AttentionModes::of(p) != AttentionModes::strided)
     return "takes dense sequences of one length, which the host knows";
-  if (p.softcap != 0 || p.bias != kNone || p.mask != kNone || p.alibi || p.sinks)
-    return "takes scores without modifiers and sinks";
+  if (has_modifiers(p) || p.sinks) return "takes scores without modifiers and sinks";
   if (p.window_left >= 0) return "takes no window to the left";
   const bool of_heads = p.k_groups + p.v_groups == 0 || p.head_scales;
   return p.zeros || p.k_groups > 1 || p.v_groups > 1 || !of_heads ? "takes scales of heads, without zeros" : "";
@@ -276,7 +275,7 @@ class AttentionEntry final : public DeviceEntry {
 
   std::string_view refuse(const Problem& problem, const Context::Impl&) const override {
     const auto& attention = std::get<AttentionProblem>(problem);
-    if (attention.gathered) return "takes no gathered keys";
+    if (!has_positions(attention)) return "takes no gathered keys";
     if (attention.q_dtype == DType::f8e4m3 && kernel_.f8_queries != F8Queries::any) {
       if (kernel_.f8_queries == F8Queries::none) return "takes no f8e4m3 queries";
       if (only(attention.kv_dtype) & kFloatTypes) return "takes f8e4m3 queries over quantised keys only";

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "operations/attention/modifiers.hpp"
+
 namespace rapt::cuda {
 namespace {
 
@@ -77,7 +79,6 @@ AttentionShape shape_of(const AttentionParams& p) {
 }
 
 AttentionShape shape_of(const AttentionProblem& p) {
-  constexpr auto kNone = AttentionProblem::kNone;
   return {.b = p.b,
           .hk = p.hk,
           .group = p.hk > 0 ? p.hq / p.hk : 0,
@@ -90,10 +91,10 @@ AttentionShape shape_of(const AttentionProblem& p) {
           .out_type = p.out_dtype,
           .ragged_q = p.ragged_q >= 0,
           .equal_lengths = p.ragged_q < 0 && p.ragged_k < 0 && !p.kv_lengths,
-          .paged = p.page_size > 0 || p.ring,
+          .paged = !(AttentionModes::of(p) & AttentionModes::consecutive),
           .sees_left_end = p.window_left < 0,
           .sees_right_end = !p.causal && p.window_right < 0,
-          .modified = p.softcap != 0 || p.bias != kNone || p.mask != kNone || p.alibi || (p.has_scale && p.scale == 0)};
+          .modified = has_modifiers(p) || (p.has_scale && p.scale == 0)};
 }
 
 PrefillConfig prefill_config(const AttentionShape& s, int multiprocessors) {

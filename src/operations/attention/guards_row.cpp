@@ -4,6 +4,8 @@
 #include <cmath>
 #include <utility>
 
+#include "operations/attention/modifiers.hpp"
+
 namespace rapt {
 namespace {
 
@@ -186,8 +188,6 @@ void AttentionRow::read_row(const Side& side, int64_t j) {
 void AttentionRow::score_keys() {
   const Side side = keys();
   const double terms = static_cast<double>(p_.d) + (p_.k_quant.scale ? 8 : 6) + (p_.q_scale ? 1 : 0);
-  const double cap = static_cast<double>(problem_.softcap);
-  const auto capped = [&](double x) { return cap > 0 ? cap * std::tanh(x / cap) : x; };
   const double slope =
       p_.score.alibi ? static_cast<double>(alibi_slope_log2(p_.score, entry_, q_head_, kNumberAt)) * kLn2 : 0;
   shift_ = static_cast<double>(alibi_shift_log2(p_.score, entry_, q_head_, position_, nearest_, kNumberAt)) * kLn2;
@@ -214,12 +214,10 @@ void AttentionRow::score_keys() {
       is_bounded = false, note(Stage::scores, std::isfinite(final) ? std::copysign(kInf, final) : final,
                                {entry_, q_head_, call_token(), j});
     const double alibi = std::abs(slope * static_cast<double>(position_ - j));
-    const double capped_error =
-        cap > 0 ? std::max(capped(x + error) - capped(x), capped(x) - capped(x - error)) + 4 * kUnit * cap : error;
-    const double tanh = cap > 0 ? std::tanh(x / cap) : 0;
-    keys_.push_back({j, final,
-                     capped_error + 8 * kUnit * (std::abs(capped(x)) + std::min(std::abs(bias), kMaxNumber) + alibi),
-                     1 - tanh * tanh, cap > 0 ? std::min(2 * error / cap, 1.0) + 8 * kUnit : 0});
+    Modifier::Score score{x, error};
+    Modifiers::for_each([&]<class M>(M) { M::transform(problem_, kUnit, score); });
+    const double addends = std::abs(score.x) + std::min(std::abs(bias), kMaxNumber) + alibi;
+    keys_.push_back({j, final, score.error + 8 * kUnit * addends, score.derivative, score.derivative_error});
   }
   if (!keys_.empty() && !std::isfinite(slope))
     note(Stage::alibi, slope, broadcast_index(spec_.alibi, {entry_, q_head_}));

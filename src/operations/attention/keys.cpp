@@ -1,13 +1,16 @@
 #include "operations/attention/keys.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <limits>
 #include <string>
 #include <tuple>
+#include <utility>
 
 #include "core/span.hpp"
 #include "operations/attention/check.hpp"
+#include "operations/attention/modifiers.hpp"
 #include "operations/attention/operation.hpp"
 
 namespace rapt {
@@ -68,6 +71,44 @@ void check_pages(const AttentionProblem& p, const AttentionParams& f) {
 }
 
 }  // namespace
+
+void AttentionModes::refuse(unsigned kind, const char* argument) {
+  if (kind == gathered)
+    throw Error(argument, "one for gathered keys", "none: a token attends to the keys of its list, all alike");
+  if (kind == ring) throw Error(argument, "a tensor for keys in a ring", "none: positions there have no end");
+  throw Error(argument, std::string("one for ") + names[std::countr_zero(kind)], "none");
+}
+
+void check_modifiers(const AttentionProblem& p) {
+  const unsigned kind = AttentionModes::of(p);
+  Modifiers::for_each([&]<class M>(M) {
+    if (!(M::keys & kind) && M::is_given(p)) AttentionModes::refuse(kind, M::name);
+  });
+}
+
+// Keys have no positions but those in a list: what counts on others is refused by its name.
+void check_kind(const AttentionProblem& p) {
+  if (!p.gathered) return;
+  if (p.ragged_q >= 0) throw Error("cu_seqlens_q", "ragged queries with gathered keys", "[b, hq, sq, d] queries");
+  if (p.ragged_k >= 0 || p.kv_lengths || p.page_size > 0 || p.ring)
+    throw Error("kv", "gathered keys that are ragged, in pages, in a ring or have lengths", "one kind of keys");
+  for (const auto& [name, given] : {std::pair{"score.causal", p.causal},
+                                    {"score.window", p.window_left >= 0 || p.window_right >= 0},
+                                    {"score.align", p.align != AttentionProblem::Align::none}})
+    if (given) AttentionModes::refuse(AttentionModes::gathered, name);
+  check_modifiers(p);
+}
+
+void check_key_lengths(const AttentionProblem& p) {
+  if (p.page_size < 0 || p.page_size > kMaxSize || (p.page_size > 0 && p.sk % p.page_size != 0))
+    throw Error("k", "pages of " + std::to_string(p.page_size) + " rows", "a divisor of sk = " + std::to_string(p.sk));
+  if (p.page_size > 0 && p.ring) throw Error("kv", "pages and a ring", "one of them");
+  if (p.page_size > 0 || p.ring) {
+    if (p.ragged_k >= 0) throw Error("kv", "ragged keys in pages or a ring", "keys with lengths");
+    if (!p.kv_lengths) throw Error("kv.seqlens", "no tensor", "[b] lengths for pages and rings");
+  }
+  if (p.ring && p.sk < 1) throw Error("k", "a ring of no rows", "1 or more");
+}
 
 void check_key_shapes(const KvSource& kv, const Bound& bound) {
   const int64_t q_size = bound[attention_dimension("d")], per_byte = kv.k.dtype == DType::i4x2 ? 2 : 1;  // elements
@@ -131,6 +172,17 @@ void check_lengths(const TensorView& cu_seqlens_q, const KvSource& kv, Bound& bo
     if (const int64_t n = lengths[i]; n < 0 || n > most)
       throw Error("kv.seqlens", "length " + std::to_string(n) + " of sequence " + std::to_string(i),
                   is_ring ? "0 to 2^48" : "0 to sk = " + std::to_string(most));
+}
+
+void fill_kind(unsigned mode, const Bound& bound, AttentionProblem& p) {
+  using M = AttentionModes;
+  if (mode & M::ragged) p.ragged_k = bound[attention_dimension("total_k")];
+  if (mode & M::paged) p.page_size = bound[attention_dimension("page_size")];
+  p.ring = mode & M::ring, p.gathered = mode & M::gathered;
+}
+void fill_layout(const AttentionProblem& p, KvLayout& f) {
+  f.page_size = p.ring ? p.sk : p.gathered ? 1 : p.page_size, f.ring = p.ring;
+  f.tokens = p.gathered ? p.sq : 0;
 }
 
 void fill_keys(const AttentionArgs& args, const AttentionProblem& p, AttentionParams& f) {

@@ -13,6 +13,9 @@ void check_key_shapes(const KvSource& kv, const Bound& bound);
 void check_scale_shapes(const KvSource& kv, const Bound& bound);
 void check_lengths(const TensorView& cu_seqlens_q, const KvSource& kv, Bound& bound);
 
+// What a problem says of the kind of keys of a call in this mode, and what parameters do.
+void fill_kind(unsigned mode, const Bound& bound, AttentionProblem& problem);
+void fill_layout(const AttentionProblem& problem, KvLayout& layout);
 // Fills lengths, the block table and lists of keys into `params`. Their values are not read.
 void fill_keys(const AttentionArgs& args, const AttentionProblem& p, AttentionParams& params);
 

@@ -1,27 +1,95 @@
-// What the shapes of attention's arguments depend on, and the shapes that several arguments have.
+// The kinds of keys: what the shapes of attention's arguments depend on, the words of problems, and what does not go
+// with each.
 #pragma once
 
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <iterator>
+#include <string>
+#include <string_view>
+
+#include "core/fields.hpp"
 #include "operations/shape.hpp"
+#include "rapt/attention_problem.hpp"
 #include "rapt/kv_source.hpp"
 
 namespace rapt {
 
-// Modes of a call: the kind of its keys, in the order of KvSource::Kind, and whether its queries are ragged.
-struct AttentionModes {
-  static constexpr unsigned strided = 1, ragged = 2, paged = 4, ring = 8, gathered = 16, ragged_q = 32;
-  // Keys that have a position in a sequence, which starts at the first of them.
-  static constexpr unsigned sequences = strided | ragged | paged;
-  static constexpr unsigned positions = sequences | ring;
-  static constexpr unsigned any = positions | gathered;
+struct KvKinds {
+  enum class Positions : std::uint8_t { consecutive, blocks, endless, none };
+  struct Kind {
+    unsigned mode;
+    Positions positions;
+  };
+  static constexpr Kind kinds[] = {
+#define RAPT_KV_KIND(name, NAME, value, text, positions) {1u << value, Positions::positions},
+#include "rapt/kv_kinds.def"
+  };
+  static constexpr auto last = static_cast<KvSource::Kind>(std::size(kinds) - 1);
 
-  static constexpr const char* names[] = {"strided keys", "ragged keys",   "pages",
-                                          "a ring",       "gathered keys", "ragged queries"};
-
-  static unsigned of(const KvSource& kv, const TensorView& cu_seqlens_q) {
-    if (kv.kind > KvSource::Kind::gathered) throw Error("kv", "an unknown kind", "one of KvSource's factories");
-    return 1u << static_cast<unsigned>(kv.kind) | (cu_seqlens_q ? ragged_q : 0);
+  static constexpr unsigned with(Positions positions) {
+    unsigned modes = 0;
+    for (const Kind& kind : kinds) modes |= kind.positions == positions ? kind.mode : 0;
+    return modes;
   }
 };
+
+// Modes of a call: the kind of its keys, and whether its queries are ragged.
+struct AttentionModes : KvKinds {
+#define RAPT_KV_KIND(name, NAME, value, text, positions) static constexpr unsigned name = 1u << value;
+#include "rapt/kv_kinds.def"
+  static constexpr unsigned ragged_q = 1u << std::size(kinds);
+  static constexpr const char* names[] = {
+#define RAPT_KV_KIND(name, NAME, value, text, positions) text,
+#include "rapt/kv_kinds.def"
+      "ragged queries"};
+
+  static constexpr unsigned any = ragged_q - 1, consecutive = with(Positions::consecutive);
+  // Keys that have a position in a sequence, which starts at the first of them.
+  static constexpr unsigned sequences = consecutive | with(Positions::blocks);
+  static constexpr unsigned positions = sequences | with(Positions::endless);
+  static constexpr unsigned lists = with(Positions::none);
+
+  static unsigned of(const KvSource& kv, const TensorView& cu_seqlens_q) {
+    if (kv.kind > last) throw Error("kv", "an unknown kind", "one of KvSource's factories");
+    return 1u << static_cast<unsigned>(kv.kind) | (cu_seqlens_q ? ragged_q : 0);
+  }
+  // The kind of a problem's keys.
+  static constexpr unsigned of(const AttentionProblem& p) {
+    return p.gathered ? gathered : p.ring ? ring : p.page_size > 0 ? paged : p.ragged_k >= 0 ? ragged : strided;
+  }
+  // Says of an argument that it does not go with keys of this kind.
+  [[noreturn]] static void refuse(unsigned kind, const char* argument);
+  static constexpr std::array fields = {
+      Field<AttentionProblem>{"page", false,
+                              [](const AttentionProblem& p, std::string_view key, std::string& text) {
+                                if (p.page_size != 0) print_word(text, key, std::to_string(p.page_size));
+                              },
+                              [](AttentionProblem& p, const Word& word) {
+                                p.page_size = word.integer();
+                                if (p.page_size == 0) word.refuse("pages of 1 row or more");
+                              }},
+      flag_field<AttentionProblem, &AttentionProblem::ring>("ring"),
+      flag_field<AttentionProblem, &AttentionProblem::gathered>("gathered"),
+  };
+};
+
+// Whether keys are those of a sequence, and not of a list for each token.
+constexpr bool has_positions(const AttentionProblem& p) {
+  return AttentionModes::of(p) & AttentionModes::positions;
+}
+
+// Whether sequences of a call may differ in length.
+inline bool has_lengths(const AttentionProblem& p) {
+  return p.ragged_q >= 0 || p.ragged_k >= 0 || p.kv_lengths || p.gathered;
+}
+
+// The problem as plans and kernels see it: of gathered keys, each query token is a sequence of its own.
+inline AttentionProblem in_sequences(AttentionProblem p) {
+  if (p.gathered) p.b *= p.sq, p.sq = std::min<std::int64_t>(p.sq, 1);
+  return p;
+}
 
 struct AttentionShapes {
   using M = AttentionModes;

@@ -1,6 +1,7 @@
 #include "operations/attention/modifiers.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <utility>
 
@@ -60,6 +61,14 @@ void Softcap::fill(const ScoreSpec& score, P& p, ScoreParams& params) {
 void Softcap::check(const P& p) {
   if (!(p.softcap == 0 || (p.softcap >= 1e-30f && p.softcap <= 1e30f)))
     throw Error(name, shortest(p.softcap), "a number from 1e-30 to 1e30");
+}
+void Softcap::transform(const P& p, double unit, Score& s) {
+  const auto c = static_cast<double>(p.softcap);
+  if (!(c > 0)) return;
+  const auto capped = [c](double x) { return c * std::tanh(x / c); };
+  const double x = capped(s.x), tanh = std::tanh(s.x / c);
+  const double error = std::max(capped(s.x + s.error) - x, x - capped(s.x - s.error)) + 4 * unit * c;
+  s = {x, error, 1 - tanh * tanh, std::min(2 * s.error / c, 1.0) + 8 * unit};
 }
 
 void Bias::fill(const ScoreSpec& score, P& p, ScoreParams& params) {

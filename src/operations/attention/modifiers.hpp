@@ -23,16 +23,23 @@ namespace rapt {
 //     arguments<Args>               its tensors, of an operation whose arguments have a ScoreSpec `score`
 //     set(c, score)                 from C, what is no tensor
 //     is_given(problem)
+//     is_in_score                   a pair's final score is another with it: what has_modifiers() asks
 //     changes_derivative            as of semantics/score.hpp
 //     fill(score, problem, params)  both have the call's sizes already
 //     check(problem)                throws Error
+//     transform(problem, unit, s)   what becomes of a score that is not added to, for guards
 struct Modifier {
+  // A score, what it may be off by, its derivative with respect to scale * (q . k), and what that may be off by.
+  struct Score {
+    double x, error, derivative = 1, derivative_error = 0;
+  };
   static constexpr unsigned keys = AttentionModes::any;
-  static constexpr bool changes_derivative = false;
+  static constexpr bool is_in_score = true, changes_derivative = false;
   template <class Args>
   static constexpr std::array<Argument, 0> arguments{};
   static void set(const rapt_attention_args&, ScoreSpec&) {}
   static void check(const AttentionProblem&) {}
+  static void transform(const AttentionProblem&, double, Score&) {}
 };
 
 namespace modifiers {
@@ -58,6 +65,7 @@ struct Softcap : Modifier {
   static bool is_given(const AttentionProblem& p) { return p.softcap != 0; }
   static void fill(const ScoreSpec& score, AttentionProblem& p, ScoreParams& params);
   static void check(const AttentionProblem& p);
+  static void transform(const AttentionProblem& p, double unit, Score& s);
 };
 
 struct Bias : Modifier {
@@ -101,6 +109,7 @@ struct Alibi : Modifier {
 
 struct Sinks : Modifier {
   static constexpr const char* name = "score.sinks";
+  static constexpr bool is_in_score = false;
   static constexpr std::array fields = {flag_field<AttentionProblem, &AttentionProblem::sinks>("sinks")};
   template <class Args>
   static constexpr std::array arguments = {
@@ -113,6 +122,7 @@ struct Sinks : Modifier {
 
 struct Dropout : Modifier {
   static constexpr const char* name = "score.dropout";
+  static constexpr bool is_in_score = false;
   static constexpr unsigned keys = AttentionModes::positions;
   static constexpr std::array fields = {number_field<AttentionProblem, &AttentionProblem::dropout>("dropout")};
   static void set(const rapt_attention_args& c, ScoreSpec& score) {
@@ -141,7 +151,12 @@ struct ModifierList {
 using Modifiers = ModifierList<modifiers::Softcap, modifiers::Bias, modifiers::Mask, modifiers::Alibi, modifiers::Sinks,
                                modifiers::Dropout>;
 
-// What changes_derivative() of semantics/score.hpp says of the parameters, of a problem.
+// What has_modifiers() and changes_derivative() of semantics/score.hpp say of the parameters, of a problem.
+inline bool has_modifiers(const AttentionProblem& p) {
+  bool any = false;
+  Modifiers::for_each([&](auto modifier) { any |= modifier.is_in_score && modifier.is_given(p); });
+  return any;
+}
 inline bool changes_derivative(const AttentionProblem& p) {
   bool any = false;
   Modifiers::for_each([&](auto modifier) { any |= modifier.changes_derivative && modifier.is_given(p); });

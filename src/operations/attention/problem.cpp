@@ -73,21 +73,13 @@ constexpr std::array kFirstFields = {
              },
              [](P& p, const Word& word) { p.has_scale = true, p.scale = word.number(); }},
 };
-constexpr std::array kLastFields = {
+constexpr std::array kLengthFields = {
     flag_field<P, &P::lse>("lse"),
     flag_field<P, &P::kv_lengths>("seqlens"),
     integer_field<P, &P::ragged_q, -1>("ragged_q"),
     integer_field<P, &P::ragged_k, -1>("ragged_k"),
-    Field<P>{"page", false,
-             [](const P& p, std::string_view key, std::string& text) {
-               if (p.page_size != 0) print_word(text, key, std::to_string(p.page_size));
-             },
-             [](P& p, const Word& word) {
-               p.page_size = word.integer();
-               if (p.page_size == 0) word.refuse("pages of 1 row or more");
-             }},
-    flag_field<P, &P::ring>("ring"),
-    flag_field<P, &P::gathered>("gathered"),
+};
+constexpr std::array kLastFields = {
     flag_field<P, &P::latent>("latent"),
     groups_field<P>(),
     own_groups_field<P, &P::k_groups>("k_groups"),
@@ -103,7 +95,7 @@ constexpr std::array kLastFields = {
              },
              read_layout},
 };
-constexpr auto kFields = join(kFirstFields, Modifiers::fields, kLastFields);
+constexpr auto kFields = join(kFirstFields, Modifiers::fields, kLengthFields, AttentionModes::fields, kLastFields);
 
 }  // namespace
 

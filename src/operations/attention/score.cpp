@@ -50,7 +50,7 @@ void fill_score(const ScoreSpec& score, P& p, AttentionParams& f) {
   f.score.modifier_rows = f.score.modifier_keys = kNoLimit;
   Modifiers::for_each([&]<class M>(M) { M::fill(score, p, f.score); });
   fill_positions(score, p, f.score);
-  if (p.gathered) check_gathered(p);  // before lengths are asked for, which gathered keys have none of
+  check_kind(p);  // before lengths are asked for, which keys without positions have none of
   check_align(p, f);
   fill_scale(score, p, f.score);
 }

@@ -55,7 +55,6 @@ bool has_head_scales(const P& p, const AttentionParams& f) {
 }
 
 P problem_of(const AttentionArgs& args, const Bound& bound) {
-  using M = AttentionModes;
   const KvSource& kv = args.kv;
   P p;
   p.device = bound.device.type;
@@ -65,10 +64,8 @@ P problem_of(const AttentionArgs& args, const Bound& bound) {
   p.sq = bound[attention_dimension("sq")], p.sk = bound[attention_dimension("sk")];
   p.d = bound[attention_dimension("d")], p.dv = bound[attention_dimension("dv")];
   p.lse = static_cast<bool>(args.lse), p.q_scale = static_cast<bool>(args.q_scale);
-  if (bound.mode & M::ragged_q) p.ragged_q = bound[attention_dimension("total_q")];
-  if (bound.mode & M::ragged) p.ragged_k = bound[attention_dimension("total_k")];
-  if (bound.mode & M::paged) p.page_size = bound[attention_dimension("page_size")];
-  p.ring = bound.mode & M::ring, p.gathered = bound.mode & M::gathered;
+  if (bound.mode & AttentionModes::ragged_q) p.ragged_q = bound[attention_dimension("total_q")];
+  fill_kind(bound.mode, bound, p);
   p.kv_lengths = static_cast<bool>(kv.seqlens);
   if (kv.k_scale) p.k_groups = bound[attention_dimension("k_groups")];
   if (kv.v_scale) p.v_groups = bound[attention_dimension("v_groups")];
@@ -102,7 +99,7 @@ AttentionProblem bind_forward(const AttentionArgs& args, const Bound& bound, Att
   const bool on_host = bound.device.type == DeviceType::cpu;
   const TensorView &k = args.kv.k, &v = args.kv.v;
   P p = problem_of(args, bound);
-  if (p.gathered) check_rows(p);  // before tokens are counted
+  if (!has_positions(p)) check_rows(p);  // before tokens are counted
   fill_tensors(args, p, f);
   fill_keys(args, p, f);
   p.head_scales = has_head_scales(p, f);
@@ -114,7 +111,7 @@ AttentionProblem bind_forward(const AttentionArgs& args, const Bound& bound, Att
   check(p);
   if (!on_host && p.page_size > 0 && f.page_count == 0) f.sk = 0;  // no key can be there, whatever lengths say
   check_visible_keys(p, f);
-  if (p.gathered && on_host && p.hq > 0) lists = read_lists(args.kv.counts, f);
+  if (!has_positions(p) && on_host && p.hq > 0) lists = read_lists(args.kv.counts, f);
   return p;
 }
 
@@ -125,7 +122,7 @@ Call OperationOf<AttentionArgs>::bind(const Args& args, Bound& bound) {
 }
 
 void set_attention_scalars(const rapt_attention_args& c, KvSource& kv, ScoreSpec& score) {
-  kv.kind = c::to_enum(c.kv_kind, KvSource::Kind::gathered, "kv.kind");
+  kv.kind = c::to_enum(c.kv_kind, AttentionModes::last, "kv.kind");
   if (c.has_scale) score.scale = c.scale;
   score.causal = c.causal != 0;
   if (c.has_window) score.window = {c.window_left, c.window_right};
@@ -139,8 +136,7 @@ void fill_sizes(const AttentionProblem& problem, AttentionParams& f) {
   f.b = p.b, f.hk = p.hk, f.sq = p.sq, f.sk = p.sk, f.d = p.d, f.dv = p.dv;
   f.group = p.hk > 0 ? p.hq / p.hk : 0;  // without query heads there is nothing to read
   f.total_q = p.ragged_q, f.total_k = p.ragged_k;
-  f.page_size = p.ring ? p.sk : p.gathered ? 1 : p.page_size, f.ring = p.ring;
-  f.tokens = p.gathered ? problem.sq : 0;
+  fill_layout(problem, f);
   f.k_quant.group = (p.d - p.k_tail) / std::max<int64_t>(p.k_groups, 1);
   f.v_quant.group = p.dv / std::max<int64_t>(p.v_groups, 1);
 }

@@ -259,13 +259,13 @@ class AttentionBackwardEntry final : public CpuEntry {
   std::unique_ptr<EntryPlan> plan(const Problem& problem, const Context::Impl& context) const override {
     const auto& p = std::get<P>(problem);
     const TuningValues& values = tuning_in(context);
-    if (p.gathered)
+    if (!has_positions(p))
       return std::make_unique<GatheredBackwardPlan>(plan_gathered_backward(p, kernel_, values, context.concurrency()));
     return std::make_unique<BackwardPlan>(plan_backward(p, kernel_, values, context.concurrency()));
   }
   std::size_t max_workspace_bytes(const Problem& largest, const Context::Impl& context) const override {
     const auto& p = std::get<P>(largest);
-    if (p.gathered) {
+    if (!has_positions(p)) {
       GatheredBackwardPlan plan;
       size_gathered_workspace(plan, p, kernel_, tuning_in(context), context.concurrency());
       return plan.workspace_bytes;
@@ -282,7 +282,7 @@ class AttentionBackwardEntry final : public CpuEntry {
   void run(const EntryPlan& entry_plan, const Call& call, const Context::Impl& context, const CallTasks* tasks,
            std::byte* workspace) const override {
     const auto& p = std::get<AttentionBackwardParams>(call.params);
-    if (std::get<P>(call.problem).gathered)
+    if (!has_positions(std::get<P>(call.problem)))
       return run_gathered_backward(static_cast<const GatheredBackwardPlan&>(entry_plan), kernel_, *built_.kernels, p,
                                    context, tasks, workspace);
     const auto& plan = static_cast<const BackwardPlan&>(entry_plan);

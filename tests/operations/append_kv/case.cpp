@@ -12,14 +12,6 @@ namespace {
 
 using std::int64_t;
 
-bool is_float8(DType dtype) {
-  return dtype == DType::f8e4m3 || dtype == DType::f8e5m2;
-}
-/// The largest finite number of a quantised type.
-double largest(DType dtype) {
-  return dtype == DType::i8 ? 127 : dtype == DType::i4x2 ? 7 : dtype == DType::f8e4m3 ? 448 : 57344;
-}
-
 double code_at(const Tensor& cache, int64_t entry, int64_t h, int64_t row, int64_t c) {
   if (cache.dtype() != DType::i4x2) return static_cast<double>(cache.at({entry, h, row, c}));
   const int byte = cache.at<std::uint8_t>({entry, h, row, c / 2}), code = c % 2 ? byte >> 4 : byte & 0xf;
@@ -220,7 +212,7 @@ void AppendCase::compare_row(const Side& side, int64_t i, int64_t t, int64_t h, 
       const float given = fresh(c);
       const auto x = static_cast<double>(given);
       const double code = code_at(side.cache, to.entry, h, to.row, c);
-      if (!is_integer(dtype) && !is_float8(dtype)) {
+      if (!is_integer(dtype) && !is_fp8(dtype)) {
         tally.add(code, static_cast<double>(rounded(given, dtype)), 0);
         continue;
       }

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "operations/attention/layouts.hpp"
 #include "support/device.hpp"
 #include "support/fill.hpp"
 
@@ -17,8 +18,6 @@ namespace rapt::testing {
 namespace {
 
 using Generator = std::mt19937_64;
-
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 /// [b, h, s, d], or the ragged [total, h, d] when total >= 0.
 Layout tensor_layout(AttentionProblem::Layout layout, std::int64_t b, std::int64_t h, std::int64_t s, std::int64_t d,
@@ -48,40 +47,6 @@ Layout tensor_layout(AttentionProblem::Layout layout, std::int64_t b, std::int64
       break;
   }
   return layout_of(shape, {0, 1, 2, 3}, 2, 3);
-}
-
-/// Whether a ring still has every key that p.sq rows of a sequence of `length` see, by asking each of them.
-bool ring_has_all(const AttentionProblem& p, std::int64_t length) {
-  const std::int64_t offset = p.align == AttentionProblem::Align::bottom_right ? length - p.sq
-                              : p.align == AttentionProblem::Align::offset     ? p.align_offset
-                                                                               : 0;
-  constexpr std::int64_t kFar = std::int64_t{1} << 60;  // further than any key
-  const std::int64_t left = std::min(p.window_left, kFar), right = p.causal ? 0 : std::min(p.window_right, kFar);
-  for (std::int64_t at = offset; at < offset + p.sq; ++at) {
-    const std::int64_t end = right < 0 ? length : std::min(length, at + right + 1);
-    const std::int64_t begin = std::max<std::int64_t>(0, left < 0 ? end - p.sk : at - left);
-    if (begin < end && begin < length - p.sk) return false;
-  }
-  return true;
-}
-
-/// Key lengths of the sequences of a case that has them.
-Dims key_lengths(const AttentionProblem& p, std::uint64_t seed, Generator random) {
-  Dims lengths(static_cast<std::size_t>(p.b), p.sk);
-  // Without an alignment, scores that look at positions need equal lengths.
-  const bool positions = p.causal || p.window_left >= 0 || p.window_right >= 0 || p.alibi;
-  if (positions && p.align == AttentionProblem::Align::none) return lengths;
-  const auto between = [&](std::int64_t low, std::int64_t high) {
-    return std::uniform_int_distribution<std::int64_t>(low, high)(random);
-  };
-  for (std::size_t n = 0; n < lengths.size(); ++n) {
-    const std::uint64_t choice = (n + seed) % 4;
-    if (choice == 3) lengths[n] = p.ring ? p.sk * 7 + between(0, p.sk) : 0;
-    else if (choice == 2 && p.ring) lengths[n] = p.sk + between(1, p.sk);
-    else if (choice != 0) lengths[n] = between(0, p.sk);
-    if (p.ring && !ring_has_all(p, lengths[n])) lengths[n] = p.sk;
-  }
-  return lengths;
 }
 
 /// The pages of each sequence, [b][pages in use], and how many pages there are in all: three are nobody's. Every second
@@ -172,33 +137,6 @@ struct Lists {
   }
 };
 
-/// [b or 1, hq or 1, sq or 1, sk or 1]; every second seed leaves out leading dimensions of size 1.
-Layout broadcast_layout(const AttentionProblem& p, std::uint8_t full, std::uint64_t seed) {
-  Dims shape{full & AttentionProblem::kFullB ? p.b : 1, full & AttentionProblem::kFullH ? p.hq : 1,
-             full & AttentionProblem::kFullQ ? p.sq : 1, full & AttentionProblem::kFullK ? p.sk : 1};
-  if (seed % 2 == 0) {
-    std::size_t skip = 0;
-    while (skip < 3 && !(full & (1u << skip))) ++skip;
-    shape.erase(shape.begin(), shape.begin() + static_cast<std::ptrdiff_t>(skip));
-  }
-  Dims order(shape.size());
-  for (std::size_t i = 0; i < order.size(); ++i) order[i] = static_cast<std::int64_t>(i);
-  return p.layout == AttentionProblem::Layout::other ? layout_of(shape, order, 1, 3) : Layout(shape);
-}
-
-/// Calls set(position, masked) for every element; whole rows are masked now and then, but never row 0.
-template <class Set>
-void fill_mask(const Tensor& tensor, double masked_share, Generator generator, Set set) {
-  const std::int64_t sk = tensor.layout().shape[static_cast<std::size_t>(tensor.layout().ndim - 1)];
-  const std::int64_t rows = sk ? tensor.size() / sk : 0;
-  std::uniform_real_distribution<double> uniform(0, 1);
-  for (std::int64_t row = 0; row < rows; ++row) {
-    const bool whole = uniform(generator) < 1.0 / 16 && row != 0;
-    for (std::int64_t j = 0; j < sk; ++j)
-      set(row * sk + j, whole || (uniform(generator) < masked_share && (sk > 1 || row > 0)));
-  }
-}
-
 }  // namespace
 
 AttentionProblem typed(const std::string& text, DType dtype) {
@@ -211,8 +149,6 @@ Case::Case(const AttentionProblem& given, std::uint64_t seed, Placement placemen
     : problem(given) {
   const AttentionProblem& p = problem;
   const auto generator = [seed](std::uint64_t tensor) { return Generator(seed * 64 + tensor); };
-  Generator numbers = generator(11);
-  dropout = {p.dropout, numbers(), numbers()};
   const auto make = [&](DType dtype, std::int64_t h, std::int64_t s, std::int64_t d, std::int64_t total) {
     return Tensor(dtype, tensor_layout(p.layout, p.b, h, s, d, total), placement);
   };
@@ -234,31 +170,7 @@ Case::Case(const AttentionProblem& given, std::uint64_t seed, Placement placemen
     lse = p.ragged_q >= 0 ? Tensor(DType::f32, Layout(Dims{p.ragged_q, p.hq}), placement)
                           : Tensor(DType::f32, Layout(Dims{p.b, p.hq, p.sq}), placement);
   }
-  if (p.bias != AttentionProblem::kNone) {
-    bias = Tensor(p.bias_dtype, broadcast_layout(p, p.bias, seed), placement);
-    fill_normal(bias, generator(4));
-    fill_mask(bias, 0.04, generator(5), [&](std::int64_t i, bool masked) {
-      if (masked) bias.flat(i) = -kInfinity;
-    });
-  }
-  if (p.mask != AttentionProblem::kNone) {
-    mask = Tensor(DType::boolean, broadcast_layout(p, p.mask, seed + 1), placement);
-    fill_mask(mask, 0.2, generator(6), [&](std::int64_t i, bool masked) { mask.flat<bool>(i) = !masked; });
-  }
-  if (p.alibi) {
-    const bool per_batch = seed % 2 == 0;
-    alibi = Tensor(p.bias_dtype, Layout(per_batch ? Dims{p.b, p.hq} : Dims{p.hq}), placement);
-    for (std::int64_t i = 0; i < alibi.size(); ++i) {
-      const std::int64_t h = i % p.hq, n = i / p.hq;
-      alibi.flat(i) =
-          std::exp2(-8.0f * static_cast<float>(h + 1) / static_cast<float>(p.hq)) / static_cast<float>(n + 1);
-    }
-  }
-  if (p.sinks) {
-    sinks = Tensor(p.bias_dtype, Layout(Dims{p.hq}), placement);
-    fill_normal(sinks, generator(7));
-    if (p.hq > 1) sinks.flat(static_cast<std::int64_t>(seed % static_cast<std::uint64_t>(p.hq))) = -kInfinity;
-  }
+  make_modifiers(p, seed, placement);
 }
 
 void Case::scale_queries(std::uint64_t seed, Placement placement) {
@@ -279,7 +191,7 @@ void Case::make_keys(std::uint64_t seed, Placement placement, std::optional<std:
   const AttentionProblem& p = problem;
   const auto generator = [seed](std::uint64_t tensor) { return Generator(seed * 64 + tensor); };
   std::optional<Lists> lists;
-  if (p.gathered) {
+  if (!has_positions(p)) {
     lists.emplace(p, pool, seed, generator(12), placement);
     indices = std::move(lists->indices), counts = std::move(lists->counts);
   }
@@ -337,11 +249,8 @@ AttentionArgs Case::args() {
   const TensorView keys = k.view();
   const std::int64_t inner = problem.kv_dtype == DType::i4x2 ? problem.dv / 2 : problem.dv;
   const TensorView values = problem.latent ? slice(keys, keys.ndim - 1, 0, inner) : v.view();
-  args.kv = problem.ragged_k >= 0   ? KvSource::ragged(keys, values, cu_seqlens_k.view())
-            : problem.page_size > 0 ? KvSource::paged(keys, values, block_table.view(), seqlens.view())
-            : problem.gathered      ? KvSource::gathered(keys, values, indices.view(), counts.view())
-            : problem.ring          ? KvSource::ring(keys, values, seqlens.view())
-                                    : KvSource::strided(keys, values, seqlens.view());
+  args.kv = source_of(problem, keys, values,
+                      {cu_seqlens_k.view(), block_table.view(), seqlens.view(), indices.view(), counts.view()});
   const auto coding_of_v = [&](const Tensor& of_k, const Tensor& of_v) {
     const TensorView t = of_k.view();
     return !shares_coding ? of_v.view() : t ? slice(t, t.ndim - 1, 0, problem.v_groups) : t;
@@ -370,20 +279,16 @@ AttentionArgs Case::args() {
       score.align = Align::offset(problem.align_offset);
       break;
   }
-  if (problem.softcap != 0) score.softcap = problem.softcap;
-  score.bias = bias.view();
-  score.mask = mask.view();
-  score.alibi = alibi.view();
-  score.sinks = sinks.view();
-  if (problem.dropout != 0) score.dropout = dropout;
+  give_modifiers(problem, score);
   return args;
 }
 
 void Case::protect_inputs() {
-  for (Tensor* tensor : {&q, &q_scale, &k, &v, &bias, &mask, &alibi, &sinks, &seqlens, &cu_seqlens_q, &cu_seqlens_k,
-                         &block_table, &indices, &counts, &k_scale, &v_scale, &k_zero, &v_zero, &k_tail}) {
+  for (Tensor* tensor : {&q, &q_scale, &k, &v, &seqlens, &cu_seqlens_q, &cu_seqlens_k, &block_table, &indices, &counts,
+                         &k_scale, &v_scale, &k_zero, &v_zero, &k_tail}) {
     tensor->buffer().protect();
   }
+  for (Tensor* tensor : modifiers()) tensor->buffer().protect();
 }
 
 void Case::poison_outputs() {
@@ -393,7 +298,7 @@ void Case::poison_outputs() {
 
 Slot Case::slot(std::int64_t n, std::int64_t j) const {
   if (problem.page_size > 0) return {index_at(block_table, {n, j / problem.page_size}), j % problem.page_size};
-  return {n, problem.ring ? j % problem.sk : j};
+  return {n, row_in_entry(problem, j)};
 }
 
 void move_tensors(AttentionArgs& args, DeviceTensors& tensors) {

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "operations/attention/case_modifiers.hpp"
 #include "rapt/attention.hpp"
 #include "rapt/problem.hpp"
 #include "support/cache.hpp"
@@ -14,12 +15,6 @@
 #include "support/tensor.hpp"
 
 namespace rapt::testing {
-
-/// The types q, k, v and out may have, those that k and v may have beside them (q: f8e4m3), and all of k and v.
-inline constexpr std::array kFloatTypes = {DType::f32, DType::bf16, DType::f16};
-inline constexpr std::array kQuantizedTypes = {DType::i8, DType::f8e4m3, DType::f8e5m2, DType::i4x2};
-inline constexpr std::array kCacheTypes = {DType::f32,    DType::bf16,   DType::f16, DType::i8,
-                                           DType::f8e4m3, DType::f8e5m2, DType::i4x2};
 
 /// The problem of `text` with q, k, v and out of `dtype`.
 AttentionProblem typed(const std::string& text, DType dtype);
@@ -49,7 +44,7 @@ AttentionProblem typed(const std::string& text, DType dtype);
 /// uses, and all outputs are poisoned, and table entries past a length and list entries past a count are no pages or
 /// keys. (An integer can be no NaN: i8 and i4x2 hold 0xb5.) Logical element n of a tensor depends on (seed, tensor, n)
 /// only, shared pages apart, whatever the layout, and but for its rounding not on the type.
-struct Case {
+struct Case : ModifierTensors {
   /// Throws Error for types that a call would refuse, for a bias other than f32, and for ragged totals that
   /// b sequences with that longest one cannot have.
   explicit Case(const AttentionProblem& problem, std::uint64_t seed = 1, Placement placement = Placement::heap,
@@ -69,9 +64,8 @@ struct Case {
   std::vector<Tensor*> outputs() { return {&out, &lse}; }
 
   AttentionProblem problem;
-  Tensor q, k, v, out, lse, bias, mask, alibi, sinks, seqlens, cu_seqlens_q, cu_seqlens_k;  // latent: v is not read
+  Tensor q, k, v, out, lse, seqlens, cu_seqlens_q, cu_seqlens_k;  // latent: v is not read
   Tensor q_scale, block_table, indices, counts, k_scale, v_scale, k_zero, v_zero, k_tail;
-  Dropout dropout;             // of any seed and offset
   bool shares_coding = false;  ///< latent: v's scales and zeros are those of its groups of k
 
   /// Whether v's groups are groups of k, so that it may.

@@ -243,7 +243,7 @@ struct Rows {
 bool multiplies_codes(const AttentionArgs& args) {
   const ScoreSpec& s = args.score;
   return args.q.ndim == 4 && args.q.dtype == DType::f8e4m3 && args.kv.k.dtype == DType::f8e4m3 &&
-         args.kv.v.dtype == DType::f8e4m3 && !s.softcap && !s.bias && !s.mask && !s.alibi && !s.sinks && !s.dropout;
+         args.kv.v.dtype == DType::f8e4m3 && !has_modifiers(s);
 }
 
 /// What the division of a row of queries by a power of two may change of each, `scale` being that of the row's codes.
@@ -511,7 +511,7 @@ Reference oracle(const AttentionArgs& args, std::int64_t row_step) {
     result.f8e4m3.lse_bound.assign(static_cast<std::size_t>(all_rows), kNaN);
   }
 
-  if (args.kv.kind == KvSource::Kind::gathered) {
+  if (!has_positions(args.kv)) {
     run_gathered(args, row_step, result);
     return result;
   }

@@ -9,6 +9,8 @@
 #include <limits>
 #include <vector>
 
+#include "operations/attention/case_modifiers.hpp"
+#include "operations/attention/layouts.hpp"
 #include "rapt/attention.hpp"
 #include "support/tensor.hpp"
 
@@ -37,21 +39,8 @@ inline double unit_of(DType dtype) {
   return dtype == DType::bf16 ? 0x1p-8 : dtype == DType::f16 ? 0x1p-11 : 0;
 }
 
-inline std::int64_t offset_of(const Layout& layout, std::initializer_list<std::int64_t> index) {
-  std::int64_t offset = 0;
-  int dim = 0;
-  for (std::int64_t i : index) offset += i * layout.strides[static_cast<std::size_t>(dim++)];
-  return offset;
-}
-
 inline double read_float(const TensorView& t, std::initializer_list<std::int64_t> index) {
   return read_element(t.data, t.dtype, offset_of(t, index));
-}
-
-inline std::int64_t read_index(const TensorView& t, std::int64_t i) {
-  const std::int64_t at = offset_of(t, {i});
-  return t.dtype == DType::i64 ? static_cast<const std::int64_t*>(t.data)[at]
-                               : static_cast<const std::int32_t*>(t.data)[at];
 }
 
 /// Offset of (n, h, i, j) in a tensor of 1 to 4 dimensions that broadcasts: sizes of 1, and missing ones in front.
@@ -86,44 +75,6 @@ inline double read_code(const TensorView& t, std::int64_t row, std::int64_t inne
   const int byte = static_cast<const unsigned char*>(t.data)[row + i / 2 * inner];
   const int code = i % 2 ? byte / 16 : byte % 16;
   return code < 8 ? code : code - 16;
-}
-
-/// Where a row of keys or values lies: an index of the tensor's first dimension, and one of its rows if it has such.
-struct Slot {
-  std::int64_t entry, row;
-};
-
-inline Slot slot_of(const KvSource& kv, std::int64_t n, std::int64_t j) {
-  switch (kv.kind) {
-    case KvSource::Kind::strided:
-      return {n, j};
-    case KvSource::Kind::ragged:
-      return {read_index(kv.cu_seqlens, n) + j, 0};
-    case KvSource::Kind::ring:
-      return {n, j % kv.k.shape[2]};
-    case KvSource::Kind::paged:
-    case KvSource::Kind::gathered:  // has a list for each token, which listed_slots() reads
-      break;
-  }
-  const std::int64_t page_size = kv.k.shape[2];
-  const std::int64_t at = n * kv.block_table.strides[0] + j / page_size * kv.block_table.strides[1];
-  return {kv.block_table.dtype == DType::i64 ? static_cast<const std::int64_t*>(kv.block_table.data)[at]
-                                             : static_cast<const std::int32_t*>(kv.block_table.data)[at],
-          j % page_size};
-}
-
-/// Of gathered keys, the rows that token i of sequence n attends to, in the order of its list.
-inline std::vector<Slot> listed_slots(const KvSource& kv, std::int64_t n, std::int64_t i) {
-  const auto read = [](const TensorView& t, std::int64_t at) {
-    return t.dtype == DType::i64 ? static_cast<const std::int64_t*>(t.data)[at]
-                                 : static_cast<const std::int32_t*>(t.data)[at];
-  };
-  const std::int64_t count = kv.counts ? read(kv.counts, offset_of(kv.counts, {n, i})) : kv.indices.shape[2];
-  std::vector<Slot> slots;
-  for (std::int64_t j = 0; j < count; ++j)
-    if (const std::int64_t row = read(kv.indices, offset_of(kv.indices, {n, i, j})); row >= 0)
-      slots.push_back({n, row});
-  return slots;
 }
 
 /// Offset of a head's row; sizes of 1 broadcast: those of scales and zeros, while of rows only the first is ever asked
@@ -217,18 +168,12 @@ struct Head {
   const Keys &keys, &values;  ///< [seen, d], [seen, dv]
 };
 
-/// A score after everything, its permitted error and its expected error; -inf when masked. `slope` is what it grows by
-/// when scale * (q . k) does, 1 without a softcap; slope_error what that may be off by.
-struct Score {
-  double x, delta, sigma;
-  double slope = 1, slope_error = 0;
-};
-
 /// What the sum of a score's products is off by beyond fp32's roundings, at most and usually.
 struct Lost {
   double bound = 0, sigma = 0;
 };
 
+/// A score after everything; -inf when masked.
 inline Score final_score(const Head& head, std::int64_t i, std::int64_t j, double dot, double dot_abs,
                          double dot_squares, Lost lost = {}) {
   const ScoreSpec& spec = head.args.score;
@@ -256,33 +201,22 @@ inline Score final_score(const Head& head, std::int64_t i, std::int64_t j, doubl
   }
   const double d = static_cast<double>(head.keys.value.cols());
   const double scale = spec.scale ? *spec.scale : 1 / std::sqrt(d);
-  double x = scale * dot;
+  const double x = scale * dot;
   const double dequantised = unit_of(head.args.kv.k.dtype) == 0 && head.args.kv.k.dtype != DType::f32 ? 2 : 0;
   const double rounded = head.args.q_scale ? 1 : 0;
-  double delta = std::abs(scale) * ((std::sqrt(d) + 6 + dequantised + rounded) * kUnit * dot_abs + lost.bound);
-  double sigma =
+  const double delta = std::abs(scale) * ((std::sqrt(d) + 6 + dequantised + rounded) * kUnit * dot_abs + lost.bound);
+  const double sigma =
       std::abs(scale) * (std::sqrt(d / 3) * kUnit * (std::sqrt(dot_squares) + 2 * std::abs(dot)) + lost.sigma);
-  double slope = 1, slope_error = 0;
-  if (spec.softcap) {
-    const double c = *spec.softcap;
-    const auto cap = [c](double value) { return c * std::tanh(value / c); };
-    delta = cap(x + delta) - cap(x - delta) + 4 * kUnit * c;
-    sigma = cap(x + sigma) - cap(x - sigma) + 2 * kUnit * c;
-    x = cap(x);
-    const double t = x / c, off = delta / c;
-    slope = 1 - t * t;
-    slope_error = 2 * std::abs(t) * off + off * off + 4 * kUnit;
-  }
-  const double operands = std::abs(x) + std::abs(bias) + std::abs(alibi);
-  return {x + bias - alibi, delta + 8 * kUnit * operands, sigma + 4 * kUnit * operands, slope, slope_error};
+  const Score s = transformed(spec, {x, delta, sigma}, kUnit);
+  const double operands = std::abs(s.x) + std::abs(bias) + std::abs(alibi);
+  return {s.x + bias - alibi, s.delta + 8 * kUnit * operands, s.sigma + 4 * kUnit * operands, s.slope, s.slope_error};
 }
 
 /// The keys [begin, begin + length) that lengths, a ring's capacity and windows leave the rows of a sequence together:
 /// what lies outside, table entries included, is nobody's to read.
 inline Range seen_keys(const AttentionArgs& args, std::int64_t len_q, std::int64_t len_k, std::int64_t offset) {
   const ScoreSpec& spec = args.score;
-  double begin = 0, end = static_cast<double>(len_k);
-  if (args.kv.kind == KvSource::Kind::ring) begin = std::max(0.0, end - static_cast<double>(args.kv.k.shape[2]));
+  double begin = static_cast<double>(first_key(args.kv, len_k)), end = static_cast<double>(len_k);
   const double first_row = static_cast<double>(offset), last_row = first_row + static_cast<double>(len_q) - 1;
   if (spec.causal) end = std::min(end, last_row + 1);
   if (spec.window && spec.window->right >= 0)

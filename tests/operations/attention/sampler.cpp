@@ -2,6 +2,9 @@
 
 #include <algorithm>
 
+#include "operations/attention/case_modifiers.hpp"
+#include "operations/attention/layouts.hpp"
+#include "support/dtypes.hpp"
 #include "support/random.hpp"
 
 namespace rapt::testing {
@@ -56,16 +59,11 @@ void sample_positions(Random& random, AttentionProblem& p) {
 }
 
 void sample_scores(Random& random, AttentionProblem& p) {
-  const auto broadcast = [&] { return static_cast<std::uint8_t>(between(random, 0, 15)); };
   if (one_in(random, 3)) {
     p.has_scale = true;
     p.scale = static_cast<float>(between(random, -20, 60)) / 64;
   }
-  if (one_in(random, 4)) p.softcap = static_cast<float>(between(random, 1, 50));
-  if (one_in(random, 2)) p.bias = broadcast();
-  if (one_in(random, 2)) p.mask = broadcast();
-  p.sinks = one_in(random, 3);
-  if (one_in(random, 6)) p.dropout = static_cast<float>(between(random, 1, 16)) / 16;
+  sample_modifiers(random, p);
 }
 
 void sample_lengths(Random& random, AttentionProblem& p, bool equal) {
@@ -107,14 +105,6 @@ void sample_types(Random& random, AttentionProblem& p) {
   }
 }
 
-/// Gathers the keys, which goes with nothing that has positions.
-void keep_no_positions(AttentionProblem& p) {
-  const AttentionProblem none;
-  p.gathered = true, p.kv_lengths = false, p.ragged_q = p.ragged_k = -1;
-  p.causal = p.alibi = false, p.window_left = p.window_right = -1;
-  p.align = none.align, p.align_offset = 0, p.bias = p.mask = none.kNone, p.bias_dtype = none.bias_dtype, p.dropout = 0;
-}
-
 /// How many scales rows of n elements have: a divisor of n, and of n / 2 if `packed`.
 std::int64_t scales(Random& random, std::int64_t n, bool packed) {
   const std::int64_t most = packed ? n / 2 : n;
@@ -126,8 +116,8 @@ void sample_caches(Random& random, AttentionProblem& p) {
   const bool packed = one_in(random, 5), bytes = !packed && one_in(random, 3);
   if (packed) p.d += p.d % 2, p.dv += p.dv % 2;
   if (packed || bytes) p.kv_dtype = packed ? DType::i4x2 : DType::i8;
-  else if (one_in(random, 2)) p.kv_dtype = one_in(random, 2) ? DType::f8e4m3 : DType::f8e5m2;
-  const bool floats8 = p.kv_dtype == DType::f8e4m3 || p.kv_dtype == DType::f8e5m2;
+  else if (one_in(random, 2)) p.kv_dtype = any_of(random, kFp8Types);
+  const bool floats8 = is_fp8(p.kv_dtype);
   if ((packed || bytes || floats8) && p.d > 2 && one_in(random, 3)) {
     p.k_tail = one_in(random, 3) ? 1 : between(random, 1, p.d - 2);
     if (packed) p.k_tail = (p.k_tail + 1) / 2 * 2;  // half of one is nothing that k can have
@@ -139,25 +129,7 @@ void sample_caches(Random& random, AttentionProblem& p) {
     p.zeros = (p.k_groups > 0 || p.v_groups > 0) && one_in(random, 2);
   }
   if (one_in(random, 4)) keep_no_positions(p);
-  if (p.ragged_k >= 0 || p.gathered) return;
-  const bool positions = p.causal || p.window_left >= 0 || p.window_right >= 0 || p.alibi;
-  switch (between(random, 0, 2)) {
-    case 0:
-      p.page_size = pick(random, {1, 2, 5, 16, 17, 64, 128});
-      p.sk = (p.sk + p.page_size - 1) / p.page_size * p.page_size;
-      if (positions && p.align == AttentionProblem::Align::none) p.sq = p.sk;
-      p.kv_lengths = true;
-      break;
-    case 1:
-      p.ring = p.kv_lengths = true;
-      p.bias = p.mask = AttentionProblem::kNone;
-      // Windows that leave room for a chunk: without one, causal rows of a ring that has gone round are refused.
-      if (p.causal && p.align == AttentionProblem::Align::bottom_right && p.sq <= p.sk && one_in(random, 2))
-        p.window_left = between(random, 0, p.sk - p.sq);
-      break;
-    default:
-      break;
-  }
+  sample_blocks(random, p);
 }
 
 }  // namespace
@@ -201,7 +173,7 @@ AttentionBackwardProblem sample_backward(Random& random, SampleOptions options) 
   options.products = std::min(options.products, std::int64_t{1} << 21);
   AttentionBackwardProblem p;
   static_cast<AttentionProblem&>(p) = sample(random, options);
-  if (p.gathered || (p.ragged_q < 0 && p.ragged_k < 0 && one_in(random, 4))) {
+  if (!has_positions(p) || (p.ragged_q < 0 && p.ragged_k < 0 && one_in(random, 4))) {
     keep_no_positions(p);
     p.pool = one_in(random, 2) ? p.sk : between(random, 12, 2 * p.sk + 12);
   }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "operations/attention/case.hpp"
+#include "operations/attention/layouts.hpp"
 #include "operations/attention/oracle.hpp"
 #include "support/cache.hpp"
 
@@ -21,8 +22,9 @@ using Generator = std::mt19937_64;
 AttentionProblem without_cache(AttentionProblem p) {
   p.kv_dtype = DType::f32;
   p.hk = 1;
-  p.k_groups = p.v_groups = p.page_size = p.k_tail = 0;
-  p.zeros = p.head_scales = p.ring = p.kv_lengths = p.gathered = p.latent = false;
+  p.k_groups = p.v_groups = p.k_tail = 0;
+  p.zeros = p.head_scales = p.kv_lengths = p.latent = false;
+  lay_in_order(p);
   return p;
 }
 
@@ -103,12 +105,12 @@ AttentionArgs one_head(AttentionArgs args, std::int64_t h) {
 Case timed_case(const AttentionProblem& problem, std::uint64_t seed, std::optional<std::int64_t> given_pool) {
   const AttentionProblem& p = problem;
   const std::int64_t pool = given_pool.value_or(8 * p.sk);
-  const bool cached = p.page_size > 0 || p.ring || p.gathered || p.k_groups > 0 || p.v_groups > 0;
+  const bool cached = !lies_in_order(p) || p.k_groups > 0 || p.v_groups > 0;
   if (!cached || p.ragged_k >= 0 || p.layout != AttentionProblem::Layout::bhsd)
     return Case(p, seed, Placement::heap, pool);
   Case inputs(without_cache(p), seed);
   inputs.problem = p;
-  const std::int64_t own_rows = p.gathered ? pool : p.sk;
+  const std::int64_t own_rows = has_positions(p) ? p.sk : pool;
   Generator generator(seed);
   std::vector<std::int64_t> pages;
   if (p.kv_lengths)
@@ -119,7 +121,7 @@ Case timed_case(const AttentionProblem& problem, std::uint64_t seed, std::option
     std::shuffle(pages.begin(), pages.end(), generator);
     inputs.block_table = integers(Layout(std::array{p.b, p.sk / p.page_size}), pages);
   }
-  if (p.gathered) inputs.indices = full_lists(p, pool, generator);
+  if (!has_positions(p)) inputs.indices = full_lists(p, pool, generator);
   Cache k = filled(p, p.kv_dtype, own_rows, p.d - p.k_tail, p.k_groups, pages, generator);
   inputs.k = std::move(k.rows), inputs.k_scale = std::move(k.scale), inputs.k_zero = std::move(k.zero);
   Cache v = filled(p, p.kv_dtype, own_rows, p.dv, p.v_groups, pages, generator);

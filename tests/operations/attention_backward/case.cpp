@@ -7,6 +7,7 @@
 #include <thread>
 #include <utility>
 
+#include "operations/attention/layouts.hpp"
 #include "rapt/plan.hpp"
 #include "support/entries.hpp"
 #include "support/executors.hpp"
@@ -124,7 +125,7 @@ std::vector<DType> CaseOf<AttentionBackwardProblem>::types(const AttentionBackwa
 double CaseOf<AttentionBackwardProblem>::tensor_bytes(const AttentionBackwardProblem& p) {
   const double queries = real(p.hq) * (p.ragged_q >= 0 ? real(p.ragged_q) : real(p.b) * real(p.sq));
   AttentionProblem forward = p;
-  if (p.gathered) forward.sk = p.pool;
+  if (!has_positions(p)) forward.sk = p.pool;
   const double keys = real(p.hk) * (p.ragged_k >= 0 ? real(p.ragged_k) : real(p.b) * real(forward.sk));
   return CaseOf<AttentionProblem>::tensor_bytes(forward) + queries * real(p.dv) * bytes_of(p.dout_dtype) +
          (p.grads & p.kDq ? queries * real(p.d) * bytes_of(p.q_dtype) : 0) +

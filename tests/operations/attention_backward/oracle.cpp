@@ -95,7 +95,7 @@ class Oracle {
   }
 
   BackwardReference run() {
-    if (args_.kv.kind == KvSource::Kind::gathered) run_gathered();
+    if (!has_positions(args_.kv)) run_gathered();
     else run_sequences();
     if (!subset_.whole()) return std::move(result_);
     for (Collected* sums : {&dbias_, &dsinks_, &dalibi_}) sums->finish_all();

@@ -1,6 +1,5 @@
-#include <algorithm>
-
 #include "operations/index_scores/case.hpp"
+#include "support/dtypes.hpp"
 #include "support/random.hpp"
 
 namespace rapt::testing {
@@ -9,9 +8,12 @@ IndexScoresProblem sample_index_scores(Random& random) {
   IndexScoresProblem p;
   const bool bf16 = one_in(random, 2);  // which most kernels take
   p.q_dtype = bf16 ? DType::bf16 : static_cast<DType>(between(random, 0, 2));
-  const DType keys[] = {DType::f32, DType::bf16, DType::f16, DType::i8, DType::f8e4m3, DType::f8e5m2};
-  p.k_dtype = one_in(random, 3) ? p.q_dtype : keys[between(random, bf16 ? 3 : 0, 5)];
-  p.scales = p.k_dtype == DType::i8 || (between(random, 0, 1) == 1 && !std::count(keys, keys + 3, p.k_dtype));
+  constexpr auto kLast = static_cast<std::int64_t>(kIndexKeyTypes.size()) - 1,
+                 kFirstCode = static_cast<std::int64_t>(kFloatTypes.size());
+  p.k_dtype = one_in(random, 3)
+                  ? p.q_dtype
+                  : kIndexKeyTypes[static_cast<std::size_t>(between(random, bf16 ? kFirstCode : 0, kLast))];
+  p.scales = is_integer(p.k_dtype) || (between(random, 0, 1) == 1 && is_quantized(p.k_dtype));
   p.b = between(random, 1, 3);
   p.sq = one_in(random, 3) ? 1 : between(random, 1, 40);
   p.sk = one_in(random, 4) ? between(random, 1000, 3000) : between(random, 1, 400);
