@@ -13,7 +13,7 @@ Models that do not hand their attention over (Bloom, Falcon, GPT-J, MPNet) are r
 that transformers does not let do without masks get the whole masks of "eager"; keywords to attention that rapt does not know are
 refused; and a model whose first forward called no attention at all says so by a rapt.torch.FallbackWarning.
 
-generate() makes a cache for these models that is written in place, unless it is given one: Cache, here.
+For these models generate() makes a Cache, which is written in place, unless you give it a cache.
 
 The model's layers of linear attention by the gated delta rule (Qwen3-Next, Qwen3.5, Kimi Linear, OLMo Hybrid, ...) take rapt's, on
 the CPU.
@@ -108,12 +108,11 @@ def _get_correct_attn_implementation(self: Any, requested_attention: str | None,
 
 def _make_caches_in_place() -> None:
     """Of generate(), for models with rapt's attention. Its module is there where a model is: importing it takes seconds."""
-    mixin = sys.modules.get("transformers.generation.utils")
-    if mixin is None or mixin.GenerationMixin._prepare_cache_for_generation is _prepare_cache_for_generation:
-        return
     global _prepare_cache
-    _prepare_cache = mixin.GenerationMixin._prepare_cache_for_generation
-    mixin.GenerationMixin._prepare_cache_for_generation = _prepare_cache_for_generation
+    module = sys.modules.get("transformers.generation.utils")
+    if module is not None and _prepare_cache is None:
+        _prepare_cache = module.GenerationMixin._prepare_cache_for_generation
+        module.GenerationMixin._prepare_cache_for_generation = _prepare_cache_for_generation
 
 
 _prepare_cache: Any = None

@@ -113,24 +113,6 @@ def model_attention(sinks_of_rows):
     return make
 
 
-def of_arrays(function, **options):
-    return lambda dtype: (lambda **given: function(**given, **options), heads(dtype))
-
-
-def merge_states(dtype):
-    outs, lses = torch.randn(2, B, H, S, 12, dtype=dtype), torch.randn(2, B, H, S)
-    return lambda outs, lses: rapt.merge_states(list(outs), list(lses)), {"outs": outs, "lses": lses}
-
-
-def append_kv(dtype):
-    def call(q, k, v):
-        caches = torch.zeros(B, 1, 16, 16, dtype=dtype), torch.zeros(B, 1, 16, 12, dtype=dtype)
-        rapt.append_kv(k, v, *caches, torch.tensor([3, 0]))
-        return caches
-
-    return call, heads(dtype)
-
-
 torch.manual_seed(0)
 TRAINED = {
     "mla absorbed": lambda dtype: latents(dtype, form="absorbed", return_lse=True),
@@ -160,11 +142,6 @@ CALLED = {
     "append_fp8_rows": fp8_rows,
     "index_topk": of_indexer(rapt.torch.index_topk, n=3),
     "select_topk": select_topk,
-    "rapt.attention": of_arrays(rapt.attention, causal=True, align="bottom_right", return_lse=True),
-    "rapt.delta_rule": of_delta_rule(rapt.delta_rule, "channel", return_state=True),
-    "rapt.dsa.index_scores": of_indexer(rapt.dsa.index_scores),
-    "rapt.merge_states": merge_states,
-    "rapt.append_kv": append_kv,
 }
 TYPES = [
     (torch.float16, torch.bfloat16),

@@ -135,7 +135,7 @@ def test_dropout_of_several_calls_is_that_of_their_seeds():
     out = ours(q, q, q, mask, dropout_p=0.4)
     got = torch.autograd.grad(out.square().sum(), inputs)
     torch.manual_seed(5)
-    seed, wide = int(rapt._sdpa.new_seed()), [t.detach().double().requires_grad_() for t in inputs]
+    seed, wide = int(rapt._seed.new_seed()), [t.detach().double().requires_grad_() for t in inputs]
     dropped = [~torch.from_numpy(rapt.dropout_mask(3, 4, 9, 9, 0.4, seed + i)) for i in range(2)]
     parts = [attention(*3 * [wide[0][i]], bias=wide[1][i], dropped=dropped[i], dropout_p=0.4)[0] for i in range(2)]
     wanted = torch.stack(parts)

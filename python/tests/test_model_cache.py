@@ -59,13 +59,12 @@ LAYERS = {
 }
 
 
-@pytest.mark.parametrize("kind", LAYERS)
-@pytest.mark.parametrize("recording", [False, True])
+@pytest.mark.parametrize(("kind", "recording"), [*((kind, False) for kind in LAYERS), ("window of 1", True), ("window of 6", True)])
 @pytest.mark.parametrize("seed", range(4))
 def test_random_calls_do_what_dynamic_caches_do(kind, recording, seed):
     draw, batch = random.Random(f"{kind} {recording} {seed}"), 2
+    types = draw.choice([(torch.float32, torch.float32), (torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)])
     both = caches(LAYERS[kind])
-    recording = recording and kind.startswith("window")
     if recording:
         for cache in both:
             cache.activate_past_recording()
@@ -74,7 +73,7 @@ def test_random_calls_do_what_dynamic_caches_do(kind, recording, seed):
         length = both[0].get_seq_length()
         if call == "update":
             n = draw.choice([1, 1, 1, 2, 9])
-            new = [torch.randn(batch, 2, n, d) for d in (8, 5)]
+            new = [torch.randn(batch, 2, n, d).to(dtype) for d, dtype in zip((8, 5), types)]
             with torch.inference_mode() if draw.random() < 0.3 else torch.no_grad():
                 states = [cache.update(*new, 0) for cache in both]
                 assert all(torch.equal(a, b) for a, b in zip(*states))
@@ -88,7 +87,7 @@ def test_random_calls_do_what_dynamic_caches_do(kind, recording, seed):
             continue
         elif call == "crop" and kind in ("full", "indexed") and length > 1:
             for cache in both:
-                cache.crop(-draw.choice([1]) if length < 4 else -3)
+                cache.crop(-1 if length < 4 else -3)
         elif call == "reorder":
             beams = torch.tensor([draw.randrange(batch) for _ in range(batch)])
             for cache in both:
@@ -152,15 +151,59 @@ def test_max_length_must_be_a_number_of_tokens(length):
         Cache(max_length=length)
 
 
-def test_files_and_copies_hold_what_is_there_and_no_room():
-    cache = Cache()
+@pytest.mark.parametrize("config", ["llama", {}, torch.nn.Linear(1, 1)], ids=str)
+def test_config_must_be_one(config):
+    with pytest.raises(TypeError, match="config: got .*; wanted None or a model's config"):
+        Cache(config)
+
+
+@pytest.mark.parametrize(("kind", "rows"), [("full", 41), ("window of 6", 5)])
+@pytest.mark.parametrize("tokens", [1, 0])
+def test_files_and_copies_hold_what_is_there_and_no_room(kind, rows, tokens):
+    _, cache = caches(LAYERS[kind])
     with torch.no_grad():
-        cache.update(torch.randn(1, 2, 40, 8), torch.randn(1, 2, 40, 8), 0)
-        cache.update(torch.randn(1, 2, 1, 8), torch.randn(1, 2, 1, 8), 0)
-    for other in (copy.deepcopy(cache), copy.copy(cache.layers[0])):
-        layer = other if isinstance(other, DynamicLayer) else other.layers[0]
-        assert layer.keys.untyped_storage().nbytes() == 41 * 2 * 8 * 4
+        cache.update(torch.randn(1, 2, 41 - tokens, 8), torch.randn(1, 2, 41 - tokens, 8), 0)
+        if tokens:
+            cache.update(torch.randn(1, 2, 1, 8), torch.randn(1, 2, 1, 8), 0)
+    for layer in (copy.deepcopy(cache).layers[0], copy.copy(cache.layers[0])):
+        assert layer.keys.untyped_storage().nbytes() == rows * 2 * 8 * 4
         assert torch.equal(layer.keys, cache.layers[0].keys)
+
+
+def test_rows_of_the_cache_may_be_appended_to_it():
+    both = DynamicCache(), Cache()
+    with torch.no_grad():
+        new = torch.randn(1, 2, 65, 8)
+        for cache in both:
+            keys, values = cache.update(new, new, 0)
+            cache.crop(-35)
+            cache.update(keys[..., 2:20, :], values[..., 2:20, :], 0)
+    assert_same(both[1], both[0])
+
+
+def test_inference_mode_now_and_then():
+    both = caches(DynamicLayer)
+    new, beams = torch.randn(2, 2, 3, 8), torch.tensor([1, 1])
+    for cache in both:
+        with torch.no_grad():
+            cache.update(new, new, 0)
+        with torch.inference_mode():
+            cache.reorder_cache(beams)
+            cache.reorder_cache(beams)
+        with torch.no_grad():
+            cache.reorder_cache(beams)
+            cache.update(new, new, 0)
+    assert_same(both[1], both[0])
+
+
+def test_what_a_caller_does_to_its_tensors_later_is_of_no_concern():
+    for kind in ("full", "window of 6"):
+        _, cache = caches(LAYERS[kind])
+        new = torch.ones(1, 2, 3, 8)
+        with torch.no_grad():
+            cache.update(new, new, 0)
+            new.zero_()
+            assert (cache.update(new, new, 0)[0][..., :3, :] == 1).all()
 
 
 def test_where_gradients_are_recorded_nothing_is_written_over():
@@ -204,6 +247,25 @@ def test_generate_makes_it_and_gives_the_tokens_of_eager_attention(name, padding
     assert torch.equal(got.sequences, wanted.sequences)
     assert all(appends(got.past_key_values))
     assert not any(appends(wanted.past_key_values))
+
+
+def test_generation_under_autocast():
+    """Rotary embedding leaves keys of float32 beside values of bfloat16."""
+    _, ours = models("llama")
+    options = {"max_new_tokens": 12, "do_sample": False, "return_dict_in_generate": True}
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        wanted = ours.generate(**prompt(True), **options, past_key_values=DynamicCache(config=ours.config))
+        got = ours.generate(**prompt(True), **options)
+    assert torch.equal(got.sequences, wanted.sequences)
+    assert_same(got.past_key_values, wanted.past_key_values)
+
+
+def test_another_library_may_wrap_the_function_that_makes_caches(monkeypatch):
+    mixin = transformers.generation.utils.GenerationMixin
+    inner = mixin._prepare_cache_for_generation
+    monkeypatch.setattr(mixin, "_prepare_cache_for_generation", lambda self, *a, **k: inner(self, *a, **k))
+    _, ours = models("llama")
+    ours.generate(**prompt(False), max_new_tokens=2)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -304,7 +366,9 @@ def test_compiled_code_concatenates():
         ours(ids, past_key_values=cache)
         ours(ids, past_key_values=wanted)
         compiled = torch.compile(ours, backend="eager")
+        memory = cache.layers[0].memory["keys"]
         for token in (3, 4, 5):
             step = torch.full((2, 1), token)
             got = compiled(step, past_key_values=cache).logits
             assert torch.allclose(got, ours(step, past_key_values=wanted).logits, atol=1e-5)
+            assert cache.layers[0].keys.untyped_storage().data_ptr() != memory.untyped_storage().data_ptr()
