@@ -1,18 +1,20 @@
 #include "rapt/types.hpp"
 
+#include <array>
+#include <cstdint>
 #include <utility>
 
 namespace rapt {
 namespace {
 
 unsigned bits_of(DType dtype) {
-  switch (dtype) {
-#define RAPT_DTYPE(name, NAME, value, text, bits, kind) \
-  case DType::name:                                     \
-    return bits;
+  static constexpr auto bits_of_value = [] {
+    std::array<unsigned char, 256> all{};  // of any std::uint8_t
+#define RAPT_DTYPE(name, NAME, value, text, bits, kind) all[value] = bits;
 #include "rapt/dtypes.def"
-  }
-  return 0;
+    return all;
+  }();
+  return bits_of_value[static_cast<std::uint8_t>(dtype)];
 }
 
 }  // namespace
