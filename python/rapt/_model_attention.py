@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import rapt
-from rapt import _core
+from rapt import _core, _flops
 from rapt._attention import forward_arguments
 from rapt._autograd import check_dropout, check_wanted, differentiate_again, register_gradients
 from rapt._operators import Operator
@@ -214,6 +214,9 @@ _operator = Operator("attention", _forward, _fake, ("CPU", "CUDA"))
 _operator_with_lse = Operator("attention_with_lse", _forward_with_lse, _fake_with_lse)
 _backward_operator = Operator("attention_backward", _backward, _fake_backward)
 operator = _operator.overload
+
+_flops.counted("attention", "attention_with_lse")(_flops.attention)
+_flops.counted("attention_backward")(_flops.attention_backward(8))
 
 
 def forward_with_gradients(*inputs: Any) -> Tensor:

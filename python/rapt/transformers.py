@@ -38,14 +38,11 @@ from torch.compiler import is_dynamo_compiling
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import causal_mask_function, eager_mask, sdpa_mask
 
-from rapt import _core, _flops, _model_attention, _model_cache, _model_delta_rule, _model_sparse, _refusals, _seed
+from rapt import _core, _model_attention, _model_cache, _model_delta_rule, _model_sparse, _refusals, _seed
 from rapt import torch as rapt_torch
 from rapt._model_cache import Cache
 
 __all__ = ["Cache", "register"]
-
-_flops.counted("attention", "attention_with_lse")(_flops.attention)
-_flops.counted("attention_backward")(_flops.attention_backward(8))
 
 _WHOLE_MASKS = "|whole_masks"
 _registered: dict[str, str] = {}  # what a config may hold, to the name that was asked for
