@@ -1,4 +1,5 @@
 import sys
+import warnings
 
 import pytest
 
@@ -13,3 +14,16 @@ def nothing_compiled():
     dynamo = sys.modules.get("torch._dynamo")
     if dynamo is not None:
         dynamo.reset()
+
+
+@pytest.fixture
+def seeded_and_without_fallbacks():
+    """For tests of PyTorch, which draw by its generator: a call that rapt leaves to PyTorch is an error, unless it is wanted."""
+    import rapt.torch
+    import torch
+
+    torch.manual_seed(0)
+    rapt._refusals.warned.clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", rapt.torch.FallbackWarning)
+        yield

@@ -1,7 +1,6 @@
 """Masks and biases of every shape that broadcasts: values, gradients, and the memory that they take."""
 
 import itertools
-import math
 import random
 import warnings
 from contextlib import nullcontext
@@ -20,13 +19,7 @@ theirs = functional.scaled_dot_product_attention
 MIB = 2**20
 
 
-@pytest.fixture(autouse=True)
-def seeded_and_without_fallbacks():
-    torch.manual_seed(0)
-    rapt._refusals.warned.clear()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", rapt.torch.FallbackWarning)
-        yield
+pytestmark = pytest.mark.usefixtures("seeded_and_without_fallbacks")
 
 
 def is_close(got, wanted, dtype, scale=0.0):

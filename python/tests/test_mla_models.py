@@ -1,7 +1,6 @@
 """transformers' models with latent attention, dense and sparse, by rapt against their own eager attention."""
 
 import copy
-import warnings
 
 import pytest
 import torch
@@ -55,13 +54,7 @@ MODELS = {
 SPARSE = ("deepseek_v32", "glm_moe_dsa")
 
 
-@pytest.fixture(autouse=True)
-def seeded_and_without_fallbacks():
-    torch.manual_seed(0)
-    rapt._refusals.warned.clear()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", rapt.torch.FallbackWarning)
-        yield
+pytestmark = pytest.mark.usefixtures("seeded_and_without_fallbacks")
 
 
 def models(name):

@@ -7,7 +7,6 @@ import re
 import signal
 import threading
 import warnings
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -22,13 +21,7 @@ theirs = functional.scaled_dot_product_attention
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 
 
-@pytest.fixture(autouse=True)
-def seeded_and_without_fallbacks():
-    torch.manual_seed(0)
-    rapt._refusals.warned.clear()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", rapt.torch.FallbackWarning)
-        yield
+pytestmark = pytest.mark.usefixtures("seeded_and_without_fallbacks")
 
 
 def randn(*shape, dtype=torch.float32, **options):

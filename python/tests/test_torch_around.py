@@ -19,13 +19,7 @@ theirs = functional.scaled_dot_product_attention
 X, K = torch.randn(2, 4, 9, 16), torch.randn(2, 4, 12, 16)
 
 
-@pytest.fixture(autouse=True)
-def seeded_and_without_fallbacks():
-    torch.manual_seed(0)
-    rapt._refusals.warned.clear()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", rapt.torch.FallbackWarning)
-        yield
+pytestmark = pytest.mark.usefixtures("seeded_and_without_fallbacks")
 
 
 def falls_back(reason):

@@ -13,13 +13,7 @@ theirs = functional.scaled_dot_product_attention
 flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 
-@pytest.fixture(autouse=True)
-def seeded_and_without_fallbacks():
-    torch.manual_seed(0)
-    rapt._refusals.warned.clear()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", rapt.torch.FallbackWarning)
-        yield
+pytestmark = pytest.mark.usefixtures("seeded_and_without_fallbacks")
 
 
 def draw(dtype=torch.float32, heads=4):
