@@ -50,7 +50,7 @@ __device__ __forceinline__ RowSums sum_row(const AttentionParams& p, const Parti
 #pragma unroll 1
   for (int i = lane + 32; i < splits; i += 32) all.row_max = fmaxf(all.row_max, m_and_l(i).x);
   for (int bit = 16; bit > 0; bit /= 2) all.row_max = fmaxf(all.row_max, __shfl_xor_sync(~0u, all.row_max, bit));
-  const auto factor = [shift = shift_of(all.row_max)](float row_max) { return exp2_approx(row_max - shift); };
+  const auto factor = [to = all.row_max](float row_max) { return rescale_factor(row_max, to); };
   all.row_sum = of_lane.y * factor(of_lane.x);
 #pragma unroll 1
   for (int i = lane + 32; i < splits; i += 32) all.row_sum = fmaf(m_and_l(i).y, factor(m_and_l(i).x), all.row_sum);

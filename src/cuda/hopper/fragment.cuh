@@ -159,8 +159,8 @@ struct SoftmaxState {
   // kRescaleThreshold. Returns the addend of scores before 2^x.
   __device__ float update_shift(int h, float max) {
     const float before = row_max[h];
-    if (max > (C::kRescaleThreshold == 0 ? before : before + C::kRescaleThreshold)) row_max[h] = max;
-    rescale[h] = exp2_approx(before - shift_of(row_max[h]));
+    row_max[h] = next_row_max(before, max, C::kRescaleThreshold);
+    rescale[h] = rescale_factor(before, row_max[h]);
     return C::kShift - shift_of(row_max[h]);
   }
 };

@@ -177,9 +177,7 @@ struct WarpResults {
       for (int w = first(r); w < kWarps; w += step) top = fmaxf(top, of_warps.row_max[row(r)][w]);
       return top;
     }
-    __device__ float factor(int r, int w, float top) const {
-      return exp2_approx(of_warps.row_max[row(r)][w] - shift_of(top));
-    }
+    __device__ float factor(int r, int w, float top) const { return rescale_factor(of_warps.row_max[row(r)][w], top); }
     __device__ float row_sum(int r, float top) const {
       float sum = 0;
       for (int w = first(r); w < kWarps; w += step) sum = fmaf(of_warps.row_sum[row(r)][w], factor(r, w, top), sum);

@@ -239,7 +239,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocksPerMultiprocessor)
     float factor[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      factor[h] = exp2_approx(max_accum[h] - shift_of(row_max[h])), max_accum[h] = row_max[h];
+      factor[h] = rescale_factor(max_accum[h], row_max[h]), max_accum[h] = row_max[h];
       sum_accum[h] = fmaf(sum_accum[h], factor[h], row_sum[h]), row_sum[h] = 0;
     }
 #pragma unroll
@@ -268,8 +268,8 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocksPerMultiprocessor)
 #pragma unroll
       for (int i = 0; i < C::kScores; ++i)
         if (at.half_of_score(i) == h) top = fmaxf(top, s[i]);
-      top = fmaxf(row_max[h], ceilf(at.over_row(top, Max())));
-      rescale[h] = exp2_approx(row_max[h] - shift_of(top));
+      top = next_row_max(row_max[h], ceilf(at.over_row(top, Max())));  // factors are powers of two
+      rescale[h] = rescale_factor(row_max[h], top);
       row_max[h] = top;
     }
 #pragma unroll

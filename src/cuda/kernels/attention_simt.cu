@@ -223,14 +223,13 @@ __device__ __forceinline__ void softmax(const ThreadTile<S>& thread, Shared& sha
 #pragma unroll
     for (int j = 0; j < 4; ++j) top = fmaxf(top, s[i][j]);
     top = over_row(top, Max());
-    const float row_max = shift_of(top);
-    const float rescale = exp2_approx(old_max - row_max);
+    const float rescale = rescale_factor(old_max, top);
     __syncwarp();  // all lanes have read the old maximum
     if (thread.tx == 0) shared.row_max[row] = top, shared.rescale[row] = rescale;
     float sum = 0;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      s[i][j] = weight_of(s[i][j], row_max);
+      s[i][j] = weight_of(s[i][j], shift_of(top));
       sum += s[i][j];
     }
     l[i] = fmaf(l[i], rescale, sum);

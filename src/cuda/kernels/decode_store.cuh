@@ -73,7 +73,7 @@ struct DecodeResults {
     for (int w = 0; w < kDecodeWarps; ++w) sums.row_max = fmaxf(sums.row_max, row_max[r][w]);
 #pragma unroll
     for (int w = 0; w < kDecodeWarps; ++w) {
-      factor[w] = exp2_approx(row_max[r][w] - shift_of(sums.row_max));
+      factor[w] = rescale_factor(row_max[r][w], sums.row_max);
       sums.row_sum = fmaf(row_sum[r][w], factor[w], sums.row_sum);
     }
     const auto sum_columns = [&](int column) {

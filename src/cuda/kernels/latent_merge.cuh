@@ -22,7 +22,7 @@ __device__ __forceinline__ void merge_sums(const LatentParams& params, const Hea
   }
 #pragma unroll
   for (int i = 0; i < kMaxCluster; ++i) {
-    const float factor = exp2_approx(row_max[i] - shift_of(top));
+    const float factor = rescale_factor(row_max[i], top);
     if (i < sharers) sum = fmaf(row_sum[i], factor, sum);
     results.factor[row][i] = factor;
   }

@@ -83,8 +83,7 @@ struct LatentSoftmax {
   }
   // Moves the rows' shifts to new_max, and rescales O and row_sum. In most blocks no row of the warp moves.
   __device__ __forceinline__ void rescale(const float (&new_max)[2]) {
-    const float factor[2] = {exp2_approx(row_max[0] - shift_of(new_max[0])),
-                             exp2_approx(row_max[1] - shift_of(new_max[1]))};
+    const float factor[2] = {rescale_factor(row_max[0], new_max[0]), rescale_factor(row_max[1], new_max[1])};
     const bool moves = new_max[0] != row_max[0] || new_max[1] != row_max[1];
 #pragma unroll
     for (int h = 0; h < 2; ++h) row_sum[h] *= new_max[h] != row_max[h] ? factor[h] : 1, row_max[h] = new_max[h];
@@ -124,8 +123,7 @@ struct LatentSoftmax {
     }
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const float top = over_row(max_of_row<kScores>(s, h), Max());
-      new_max[h] = top > row_max[h] + kRescaleThreshold ? top : row_max[h];
+      new_max[h] = next_row_max(row_max[h], over_row(max_of_row<kScores>(s, h), Max()), kRescaleThreshold);
       const float neg_m = kShift - shift_of(new_max[h]);
 #pragma unroll
       for (int n = 2 * h; n < kScores; n += 4)

@@ -221,8 +221,8 @@ __device__ __noinline__ void recompute_rows(const AttentionParams& p, int b, int
           if (kModified) score = finish_score(head, row_of(head, number[i]), base + lane_key, score);
         }
         const float before = row_max[i];
-        row_max[i] = fmaxf(row_max[i], over_lanes(score, Max()));
-        rescale[i] = exp2_approx(before - shift_of(row_max[i]));
+        row_max[i] = next_row_max(before, over_lanes(score, Max()));
+        rescale[i] = rescale_factor(before, row_max[i]);
         weight[i] = weight_of(score, shift_of(row_max[i]));
       }
       float sum[kRows][kColumns][2] = {};

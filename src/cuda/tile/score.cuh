@@ -73,6 +73,19 @@ __device__ inline float shift_of(float max) {
   return max == -kInfinity ? 0.f : max;
 }
 
+// The online softmax of every kernel: O and row_sum of a row are sums of weights 2^(score - row_max). After a block of
+// keys whose largest score is `top`, row_max moves there, and sums of the blocks before are multiplied by
+// rescale_factor(). Where weights of up to 2^threshold do no harm, row_max stays for as long as none is larger.
+// (Kernels of codes, which round row_max to integers or predict it, say so where they do.)
+__device__ inline float next_row_max(float row_max, float top, float threshold = 0) {
+  if (threshold == 0) return fmaxf(row_max, top);
+  return top > row_max + threshold ? top : row_max;
+}
+// The factor on sums relative to row_max `from`, to make them relative to `to`.
+__device__ inline float rescale_factor(float from, float to) {
+  return exp2_approx(from - shift_of(to));
+}
+
 // The lse of a row whose weights, relative to row_max, have this sum.
 __device__ inline float lse_of(float row_max, float sum, float alibi_shift) {
   return sum == 0 ? -kInfinity : (row_max - alibi_shift + log2f(sum)) * kLn2;
