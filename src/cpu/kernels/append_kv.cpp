@@ -1,6 +1,6 @@
 // append_kv: new rows of k and v -> rows of the cache, copied, rounded or quantised.
 #include "cpu/kernels/append_kv_table.hpp"
-#include "cpu/tile/carver.hpp"
+#include "cpu/tile/bump_allocator.hpp"
 #include "cpu/tile/pack.hpp"
 #include "semantics/coding.hpp"
 
@@ -47,9 +47,9 @@ struct AppendKvScratch {
   float* row;
   std::uint8_t* codes;
 
-  AppendKvScratch(Carver& carver, std::int64_t size) {
-    row = carver.take<float>(round_up(size, kLanes));
-    codes = carver.take<std::uint8_t>(size);
+  AppendKvScratch(BumpAllocator& allocator, std::int64_t size) {
+    row = allocator.take<float>(round_up(size, kLanes));
+    codes = allocator.take<std::uint8_t>(size);
   }
 };
 
@@ -126,10 +126,10 @@ std::int64_t sequence_with(const AppendKvParams& p, std::int64_t r) {
 
 void run(const AppendKvParams& p, std::int64_t begin, std::int64_t end, std::byte* scratch) noexcept {
   const FloatEnvironment environment;
-  Carver carver(scratch);
+  BumpAllocator allocator(scratch);
   std::int64_t size = 0;
   for (int side = 0; side < p.sides; ++side) size = max(size, p.side[side].size);
-  const AppendKvScratch w(carver, size);
+  const AppendKvScratch w(allocator, size);
   for (std::int64_t r = begin, i = sequence_with(p, begin); r < end; ++i) {
     const NewRows rows = new_rows(p, i);
     const std::int64_t before = p.from_begin ? rows.first : i * p.n, last = min(end, before + rows.count);
@@ -153,7 +153,7 @@ void run(const AppendKvParams& p, std::int64_t begin, std::int64_t end, std::byt
 
 const AppendKvKernel kAppendKv = {
     .facts = {.operation = Operation::append_kv, .phase = Phase::all, .arithmetic = "f64", .dtypes = kCacheTypes},
-    .scratch_bytes = carved_bytes<AppendKvScratch>,
+    .scratch_bytes = bytes_of<AppendKvScratch>,
     .run = run};
 
 }  // namespace rapt::cpu::RAPT_ISA

@@ -17,7 +17,7 @@
 // bits. If a head has several work items, dQ is in the workspace, and its items process a chunk one after another; if
 // the items are splits, each has a dQ of its own.
 #include "cpu/kernels/backward_chunk.hpp"
-#include "cpu/tile/carver.hpp"
+#include "cpu/tile/bump_allocator.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
 namespace {
@@ -52,27 +52,27 @@ struct AttentionBackwardScratch {
   float *neg_m, *neg_delta;
   float *zero, *discarded;  // a row of zeros, a row that is written, never read
 
-  AttentionBackwardScratch(Carver& carver, const BackwardShape& p) {
+  AttentionBackwardScratch(BumpAllocator& allocator, const BackwardShape& p) {
     const std::int64_t padded = round_up(max(p.keys, 1), kBlockK);
-    state = carver.take<ItemState>(1);
-    dk = carver.take<float>(padded * Strips(p.d).floats());
-    dv = carver.take<float>(padded * Strips(p.dv).floats());
-    k = carver.take<float>(padded * packed_stride(p.d));
-    v = carver.take<float>(padded * packed_stride(p.dv));
-    clean_k = carver.take<float>(kBlockK * packed_stride(p.d));
-    row = carver.take<Row>(kChunkRows);
-    qt = carver.take<float>(kChunkRows * p.d);
-    dout_t = carver.take<float>(kChunkRows * p.dv);
-    dqt = carver.take<float>(kChunkRows * (p.d + 1));
-    q = carver.take<float>(kChunkRows * Strips(p.d).floats());
-    dout = carver.take<float>(kChunkRows * Strips(p.dv).floats());
-    s = carver.take<float>(kChunkRows * kBlockK);
-    ds = carver.take<float>(kChunkRows * kBlockK);
-    derivative = carver.take<float>(p.has_derivatives ? kChunkRows * kBlockK : 0);
-    neg_m = carver.take<float>(kChunkRows);
-    neg_delta = carver.take<float>(kChunkRows);
-    zero = carver.take<float>(kWidth);
-    discarded = carver.take<float>(kWidth);
+    state = allocator.take<ItemState>(1);
+    dk = allocator.take<float>(padded * Strips(p.d).floats());
+    dv = allocator.take<float>(padded * Strips(p.dv).floats());
+    k = allocator.take<float>(padded * packed_stride(p.d));
+    v = allocator.take<float>(padded * packed_stride(p.dv));
+    clean_k = allocator.take<float>(kBlockK * packed_stride(p.d));
+    row = allocator.take<Row>(kChunkRows);
+    qt = allocator.take<float>(kChunkRows * p.d);
+    dout_t = allocator.take<float>(kChunkRows * p.dv);
+    dqt = allocator.take<float>(kChunkRows * (p.d + 1));
+    q = allocator.take<float>(kChunkRows * Strips(p.d).floats());
+    dout = allocator.take<float>(kChunkRows * Strips(p.dv).floats());
+    s = allocator.take<float>(kChunkRows * kBlockK);
+    ds = allocator.take<float>(kChunkRows * kBlockK);
+    derivative = allocator.take<float>(p.has_derivatives ? kChunkRows * kBlockK : 0);
+    neg_m = allocator.take<float>(kChunkRows);
+    neg_delta = allocator.take<float>(kChunkRows);
+    zero = allocator.take<float>(kWidth);
+    discarded = allocator.take<float>(kWidth);
   }
 };
 
@@ -267,8 +267,8 @@ void begin(const AttentionBackwardParams& p, const BackwardItem& item, std::byte
   const FloatEnvironment environment;
   const Head head(p, all_rows(item));
   const ItemKeys keys = keys_of(head, item);
-  Carver carver(scratch);
-  const AttentionBackwardScratch w(carver, shape_of(p, item));
+  BumpAllocator allocator(scratch);
+  const AttentionBackwardScratch w(allocator, shape_of(p, item));
   const std::int64_t padded = round_up(max(keys.end - keys.begin, 1), kBlockK);
   fill(w.dk, padded * Strips(p.d).floats(), 0);
   fill(w.dv, padded * Strips(p.dv).floats(), 0);
@@ -302,8 +302,8 @@ void add_rows(const AttentionBackwardParams& p, const BackwardItem& item, std::i
   const FloatEnvironment environment;
   const Head head(p, all_rows(item));
   const ItemKeys keys = keys_of(head, item);
-  Carver carver(scratch);
-  const AttentionBackwardScratch w(carver, shape_of(p, item));
+  BumpAllocator allocator(scratch);
+  const AttentionBackwardScratch w(allocator, shape_of(p, item));
   const std::int64_t rows = min(kChunkRows, head.len_q * p.group - row_begin);
 
   GradQueryBlock q_blocks[kChunkQueryBlocks + 1];
@@ -378,8 +378,8 @@ void add_rows(const AttentionBackwardParams& p, const BackwardItem& item, std::i
 void end(const AttentionBackwardParams& p, const BackwardItem& item, std::byte* scratch) noexcept {
   const FloatEnvironment environment;
   const Head head(p, all_rows(item));
-  Carver carver(scratch);
-  const AttentionBackwardScratch w(carver, shape_of(p, item));
+  BumpAllocator allocator(scratch);
+  const AttentionBackwardScratch w(allocator, shape_of(p, item));
   const auto rows = [](const float* sums, std::int64_t n) {
     return [=](std::int64_t key, std::int64_t c) -> KeySums {
       return {sums + key * Strips(n).floats() + c, Strips(n).floats()};
@@ -400,7 +400,7 @@ const AttentionBackwardKernel kAttentionBackward = {.facts = {.operation = Opera
                                                               .block_q = static_cast<int>(kChunkRows),
                                                               .block_k = static_cast<int>(kBlockK)},
                                                     .sums_of_row = sums_of_row,
-                                                    .scratch_bytes = carved_bytes<AttentionBackwardScratch>,
+                                                    .scratch_bytes = bytes_of<AttentionBackwardScratch>,
                                                     .begin = begin,
                                                     .add_rows = add_rows,
                                                     .end = end,

@@ -2,7 +2,7 @@
 // scores once more, and for each piece of the bias goes over batch and heads, so that sums have one order and each
 // piece has one writer.
 #include "cpu/kernels/backward_chunk.hpp"
-#include "cpu/tile/carver.hpp"
+#include "cpu/tile/bump_allocator.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
 namespace {
@@ -13,19 +13,19 @@ struct AttentionBackwardBiasScratch {
   float *k, *v;                                           // a block of keys, packed
   float *zero, *discarded;
 
-  AttentionBackwardBiasScratch(Carver& carver, std::int64_t d, std::int64_t dv) {
-    row = carver.take<Row>(kChunkRows);
-    qt = carver.take<float>(kChunkRows * d);
-    dout_t = carver.take<float>(kChunkRows * dv);
-    s = carver.take<float>(kChunkRows * kBlockK);
-    ds = carver.take<float>(kChunkRows * kBlockK);
-    sum = carver.take<float>(kChunkRows * kBlockK);
-    neg_m = carver.take<float>(kChunkRows);
-    neg_delta = carver.take<float>(kChunkRows);
-    k = carver.take<float>(kBlockK * packed_stride(d));
-    v = carver.take<float>(kBlockK * packed_stride(dv));
-    zero = carver.take<float>(kWidth);
-    discarded = carver.take<float>(kWidth);
+  AttentionBackwardBiasScratch(BumpAllocator& allocator, std::int64_t d, std::int64_t dv) {
+    row = allocator.take<Row>(kChunkRows);
+    qt = allocator.take<float>(kChunkRows * d);
+    dout_t = allocator.take<float>(kChunkRows * dv);
+    s = allocator.take<float>(kChunkRows * kBlockK);
+    ds = allocator.take<float>(kChunkRows * kBlockK);
+    sum = allocator.take<float>(kChunkRows * kBlockK);
+    neg_m = allocator.take<float>(kChunkRows);
+    neg_delta = allocator.take<float>(kChunkRows);
+    k = allocator.take<float>(kBlockK * packed_stride(d));
+    v = allocator.take<float>(kBlockK * packed_stride(dv));
+    zero = allocator.take<float>(kWidth);
+    discarded = allocator.take<float>(kWidth);
   }
 };
 
@@ -118,13 +118,13 @@ void store_sums(const AttentionBackwardParams& p, const BiasItem& item, bool one
 }  // namespace
 
 std::size_t bias_scratch_bytes(const BackwardShape& shape) noexcept {
-  return carved_bytes<AttentionBackwardBiasScratch>(shape.d, shape.dv);
+  return bytes_of<AttentionBackwardBiasScratch>(shape.d, shape.dv);
 }
 
 void add_bias(const AttentionBackwardParams& p, const BiasItem& item, std::byte* scratch) noexcept {
   const FloatEnvironment environment;
-  Carver carver(scratch);
-  const AttentionBackwardBiasScratch w(carver, p.d, p.dv);
+  BumpAllocator allocator(scratch);
+  const AttentionBackwardBiasScratch w(allocator, p.d, p.dv);
   fill(w.sum, kChunkRows * kBlockK, 0);
   fill(w.zero, kWidth, 0);
   const bool one_row = p.grad_bias_q == 1, one_key = p.grad_bias_k == 1;

@@ -11,7 +11,7 @@
 // every kBackwardKeys keys, so that its bits do not depend on how keys are divided into work items.
 #include "cpu/kernels/backward_pool.hpp"
 #include "cpu/kernels/backward_rows.hpp"
-#include "cpu/tile/carver.hpp"
+#include "cpu/tile/bump_allocator.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
 namespace {
@@ -24,18 +24,18 @@ struct AttentionBackwardNaiveScratch {
   double* dbias;    // [kBackwardKeys]
   float* rounded;   // [d or dv, whole vectors]
 
-  AttentionBackwardNaiveScratch(Carver& carver, const BackwardShape& shape) {
-    k = carver.take<float>(shape.keys * shape.d), v = carver.take<float>(shape.keys * shape.dv);
-    dk = carver.take<double>(shape.keys * shape.d), dv = carver.take<double>(shape.keys * shape.dv);
-    q = carver.take<float>(shape.d), dout = carver.take<float>(shape.dv);
-    dq = carver.take<double>(shape.d + 1);
-    dbias = carver.take<double>(kBackwardKeys);
-    rounded = carver.take<float>(round_up(max(shape.d, shape.dv), kLanes));
+  AttentionBackwardNaiveScratch(BumpAllocator& allocator, const BackwardShape& shape) {
+    k = allocator.take<float>(shape.keys * shape.d), v = allocator.take<float>(shape.keys * shape.dv);
+    dk = allocator.take<double>(shape.keys * shape.d), dv = allocator.take<double>(shape.keys * shape.dv);
+    q = allocator.take<float>(shape.d), dout = allocator.take<float>(shape.dv);
+    dq = allocator.take<double>(shape.d + 1);
+    dbias = allocator.take<double>(kBackwardKeys);
+    rounded = allocator.take<float>(round_up(max(shape.d, shape.dv), kLanes));
   }
 };
 AttentionBackwardNaiveScratch scratch_of(const AttentionBackwardParams& p, std::int64_t keys, std::byte* scratch) {
-  Carver carver(scratch);
-  return {carver, {p.d, p.dv, changes_derivative(p.score), keys}};
+  BumpAllocator allocator(scratch);
+  return {allocator, {p.d, p.dv, changes_derivative(p.score), keys}};
 }
 
 Head head_of(const AttentionBackwardParams& p, std::int64_t b, std::int64_t hk) {
@@ -240,9 +240,9 @@ void add_to_bias(const AttentionBackwardParams& p, const BiasItem& item, std::by
 }
 
 std::size_t scratch_bytes(const BackwardShape& shape) noexcept {
-  Carver carver(nullptr);
-  AttentionBackwardNaiveScratch(carver, shape);
-  return carver.used();
+  BumpAllocator allocator(nullptr);
+  AttentionBackwardNaiveScratch(allocator, shape);
+  return allocator.used();
 }
 std::size_t scratch_bytes_of_bias(const BackwardShape& shape) noexcept {
   return scratch_bytes({shape.d, shape.dv, shape.has_derivatives, kBackwardKeys});

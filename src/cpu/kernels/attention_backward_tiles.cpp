@@ -26,8 +26,8 @@ template <int kComponents>
 void begin(const AttentionBackwardParams& p, const BackwardItem& item, std::byte* scratch) noexcept {
   const FloatEnvironment environment;
   const Head head(p, all_rows(item));
-  Carver carver(scratch);
-  const AttentionBackwardTilesScratch<kComponents> w(carver, shape_of(p, item));
+  BumpAllocator allocator(scratch);
+  const AttentionBackwardTilesScratch<kComponents> w(allocator, shape_of(p, item));
   *w.falls_back = falls_back<kComponents>(p, head, item);
   if (*w.falls_back) return vector_kernel().begin(p, item, w.rest);
   w.fill_steps();
@@ -206,8 +206,8 @@ void add_rows(const AttentionBackwardParams& p, const BackwardItem& item, std::i
               std::byte* scratch) noexcept {
   const FloatEnvironment environment;
   const Head head(p, all_rows(item));
-  Carver carver(scratch);
-  const AttentionBackwardTilesScratch<kComponents> w(carver, shape_of(p, item));
+  BumpAllocator allocator(scratch);
+  const AttentionBackwardTilesScratch<kComponents> w(allocator, shape_of(p, item));
   const std::int64_t end = min(head.len_q * p.group, row_begin + kRows);
   if (*w.falls_back) {
     const std::int64_t step = vector_kernel().facts.block_q;
@@ -263,8 +263,8 @@ template <int kComponents>
 void end(const AttentionBackwardParams& p, const BackwardItem& item, std::byte* scratch) noexcept {
   const FloatEnvironment environment;
   const Head head(p, all_rows(item));
-  Carver carver(scratch);
-  const AttentionBackwardTilesScratch<kComponents> w(carver, shape_of(p, item));
+  BumpAllocator allocator(scratch);
+  const AttentionBackwardTilesScratch<kComponents> w(allocator, shape_of(p, item));
   if (*w.falls_back) return vector_kernel().end(p, item, w.rest);
   const auto [first, last] = keys_of(head, item);
   for (std::int64_t j = 0; j < last - first; j += kChunk)
@@ -297,7 +297,7 @@ constexpr AttentionBackwardKernel kernel(const char* arithmetic, DType dtype) {
                     .block_q = kRows,
                     .block_k = kBlock},
           .sums_of_row = sums_of_row,
-          .scratch_bytes = carved_bytes<AttentionBackwardTilesScratch<kComponents>>,
+          .scratch_bytes = bytes_of<AttentionBackwardTilesScratch<kComponents>>,
           .begin = begin<kComponents>,
           .add_rows = add_rows<kComponents>,
           .end = end<kComponents>,

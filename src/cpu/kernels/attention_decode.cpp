@@ -244,7 +244,7 @@ const AttentionKernel kAttentionDecode = {.facts = {.operation = Operation::atte
                                                     .block_q = kLanes,
                                                     .block_k = kKeysOfBlock},
                                           .max_rows = kMaxRows,
-                                          .scratch_bytes = carved_bytes<AttentionDecodeScratch>,
+                                          .scratch_bytes = bytes_of<AttentionDecodeScratch>,
                                           .run = run};
 
 }  // namespace rapt::cpu::RAPT_ISA

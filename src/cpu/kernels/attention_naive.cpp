@@ -6,7 +6,7 @@
 // Vector lanes run along d (dot products) and dv (sums of rows); strided inner dimensions are read element by element.
 // 16-bit elements are widened as they are loaded; quantised rows are dequantised one element at a time.
 #include "cpu/kernels/attention_table.hpp"
-#include "cpu/tile/carver.hpp"
+#include "cpu/tile/bump_allocator.hpp"
 #include "cpu/tile/head.hpp"
 #include "semantics/coding.hpp"
 
@@ -127,21 +127,21 @@ struct AttentionNaiveScratch {
   float *s, *q, *block, *key;
   double *out, *inverse;
 
-  AttentionNaiveScratch(Carver& carver, const AttentionShape& shape) {
-    s = carver.take<float>(shape.rows * shape.sk);
-    q = carver.take<float>(round_up(shape.d, kLanes));
-    out = carver.take<double>(round_up(shape.dv, kLanes));
-    inverse = carver.take<double>(shape.rows);
-    block = carver.take<float>(round_up(shape.dv, kLanes));
-    key = carver.take<float>(round_up(max(shape.d, shape.dv), kLanes));
+  AttentionNaiveScratch(BumpAllocator& allocator, const AttentionShape& shape) {
+    s = allocator.take<float>(shape.rows * shape.sk);
+    q = allocator.take<float>(round_up(shape.d, kLanes));
+    out = allocator.take<double>(round_up(shape.dv, kLanes));
+    inverse = allocator.take<double>(shape.rows);
+    block = allocator.take<float>(round_up(shape.dv, kLanes));
+    key = allocator.take<float>(round_up(max(shape.d, shape.dv), kLanes));
   }
 };
 
 void run(const AttentionParams& p, const WorkItem& item, std::byte* scratch) noexcept {
   const FlushDenormals flush;
   const Head head(p, item);
-  Carver carver(scratch);
-  const AttentionNaiveScratch w(carver, {p.sk, p.d, p.dv, item.row_end - item.row_begin});
+  BumpAllocator allocator(scratch);
+  const AttentionNaiveScratch w(allocator, {p.sk, p.d, p.dv, item.row_end - item.row_begin});
   const std::int64_t row_end = min(item.row_end, head.len_q * p.group);
   const std::int64_t low = head.low;  // a ring holds the last keys only, so key j's score is s[j - low]
   const auto scores = [&](std::int64_t r) { return w.s + (r - item.row_begin) * (head.high - low); };
@@ -224,7 +224,7 @@ const AttentionKernel kAttentionNaive = {.facts = {.operation = Operation::atten
                                                    .dtypes = kCacheTypes,
                                                    .dropout = true,
                                                    .key_tail = true},
-                                         .scratch_bytes = carved_bytes<AttentionNaiveScratch>,
+                                         .scratch_bytes = bytes_of<AttentionNaiveScratch>,
                                          .run = run};
 
 }  // namespace rapt::cpu::RAPT_ISA

@@ -11,7 +11,7 @@
 // Key blocks start at multiples of kBlockK from the sequence's first key, and sums run in key order. So a row's bits
 // do not depend on how rows are grouped into query blocks and work items. A masked key adds an exact 0.
 #include "cpu/kernels/attention_table.hpp"
-#include "cpu/tile/carver.hpp"
+#include "cpu/tile/bump_allocator.hpp"
 #include "cpu/tile/causal_segments.hpp"
 #include "cpu/tile/dropout.hpp"
 #include "cpu/tile/epilogue.hpp"
@@ -42,27 +42,27 @@ struct AttentionPrefillScratch {
   const std::byte** prefetch_rows;  // rows to prefetch: keys, values and tails of two key blocks, Q, out
   Row* next_row;                    // of the next item
 
-  AttentionPrefillScratch(Carver& carver, const AttentionShape& shape) {
+  AttentionPrefillScratch(BumpAllocator& allocator, const AttentionShape& shape) {
     const std::int64_t lanes = round_up(shape.rows, kLanes);
-    row = carver.take<Row>(lanes);
-    qt = carver.take<float>(lanes * shape.d);
-    ot = carver.take<float>(lanes * shape.dv);
-    ot_accum = carver.take<float>(shape.sk + kBlockK > kIntervalKeys ? lanes * shape.dv : 0);
-    neg_m = carver.take<float>(lanes);
-    l = carver.take<float>(lanes);
-    l_compensation = carver.take<float>(lanes);
-    s = carver.take<float>(kBlockK * kWidth);
-    block_max = carver.take<float>(kWidth);
-    block_max_exponent = carver.take<float>(kWidth);
-    short_sum = carver.take<float>(kWidth);
-    sum = carver.take<float>(kWidth);
-    k = carver.take<float>(kBlockK * packed_stride(shape.d));
-    v = carver.take<float>(kBlockK * packed_stride(shape.dv));
-    zero = carver.take<float>(kWidth);
-    discarded = carver.take<float>(kWidth);
-    q_blocks = carver.take<QueryBlock>(kMaxQueryBlocks);
-    prefetch_rows = carver.take<const std::byte*>(6 * kBlockK + (kMaxQueryBlocks + 2) * kWidth);
-    next_row = carver.take<Row>(kMaxQueryBlocks * kWidth);
+    row = allocator.take<Row>(lanes);
+    qt = allocator.take<float>(lanes * shape.d);
+    ot = allocator.take<float>(lanes * shape.dv);
+    ot_accum = allocator.take<float>(shape.sk + kBlockK > kIntervalKeys ? lanes * shape.dv : 0);
+    neg_m = allocator.take<float>(lanes);
+    l = allocator.take<float>(lanes);
+    l_compensation = allocator.take<float>(lanes);
+    s = allocator.take<float>(kBlockK * kWidth);
+    block_max = allocator.take<float>(kWidth);
+    block_max_exponent = allocator.take<float>(kWidth);
+    short_sum = allocator.take<float>(kWidth);
+    sum = allocator.take<float>(kWidth);
+    k = allocator.take<float>(kBlockK * packed_stride(shape.d));
+    v = allocator.take<float>(kBlockK * packed_stride(shape.dv));
+    zero = allocator.take<float>(kWidth);
+    discarded = allocator.take<float>(kWidth);
+    q_blocks = allocator.take<QueryBlock>(kMaxQueryBlocks);
+    prefetch_rows = allocator.take<const std::byte*>(6 * kBlockK + (kMaxQueryBlocks + 2) * kWidth);
+    next_row = allocator.take<Row>(kMaxQueryBlocks * kWidth);
   }
 };
 
@@ -301,8 +301,8 @@ void run(const AttentionParams& p, const WorkItem& item, std::byte* scratch) noe
   const FloatEnvironment environment;
   const Head head(p, item);
   const std::int64_t row_end = min(item.row_end, head.len_q * p.group);
-  Carver carver(scratch);
-  const AttentionPrefillScratch w(carver, {p.sk, p.d, p.dv, item.row_end - item.row_begin});
+  BumpAllocator allocator(scratch);
+  const AttentionPrefillScratch w(allocator, {p.sk, p.d, p.dv, item.row_end - item.row_begin});
   for (std::int64_t i = 0; i < kWidth; i += kLanes) store(w.zero + i, vec(0.f));
 
   QueryBlock* const q_blocks = w.q_blocks;
@@ -356,7 +356,7 @@ const AttentionKernel kAttentionPrefill = {.facts = {.operation = Operation::att
                                            .max_rows = kMaxQueryBlocks * kWidth,
                                            .items_per_worker = 4,
                                            .full_rows = kLanes < 8 ? 8 : kLanes,
-                                           .scratch_bytes = carved_bytes<AttentionPrefillScratch>,
+                                           .scratch_bytes = bytes_of<AttentionPrefillScratch>,
                                            .run = run};
 
 }  // namespace rapt::cpu::RAPT_ISA

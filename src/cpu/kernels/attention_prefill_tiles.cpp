@@ -103,7 +103,7 @@ constexpr AttentionKernel kernel(const char* arithmetic, DTypeSet dtypes, const 
           .decode_rows = limits.decode_rows,
           .group_multiple = kComponents == 1 ? static_cast<int>(kTileDepth) : 0,
           .kept_keys = packed_range_keys<kComponents>,
-          .scratch_bytes = carved_bytes<AttentionPrefillTilesScratch<kComponents>>,
+          .scratch_bytes = bytes_of<AttentionPrefillTilesScratch<kComponents>>,
           .run = run<kComponents>};
 }
 

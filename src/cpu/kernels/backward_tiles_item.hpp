@@ -5,7 +5,7 @@
 #include "cpu/kernels/backward_chunk.hpp"
 #include "cpu/kernels/vector_kernels.hpp"
 #include "cpu/tile/bf16_mma.hpp"
-#include "cpu/tile/carver.hpp"
+#include "cpu/tile/bump_allocator.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
 namespace {
@@ -45,8 +45,8 @@ struct RowChunk : QueryBlock {
 struct Steps {
   std::int32_t *a, *b;
 
-  Steps(Carver& carver, std::int64_t products)
-      : a(carver.take<std::int32_t>(products)), b(carver.take<std::int32_t>(products)) {}
+  Steps(BumpAllocator& allocator, std::int64_t products)
+      : a(allocator.take<std::int32_t>(products)), b(allocator.take<std::int32_t>(products)) {}
   // a_step and b_step are bytes from step to step, a_component and b_component from component to component.
   void fill(std::int64_t steps, int products, std::int64_t a_step, std::int64_t a_component, std::int64_t b_step,
             std::int64_t b_component) const {
@@ -91,35 +91,35 @@ struct AttentionBackwardTilesScratch {
   float *zero, *discarded;
   Steps of_s, of_dp, of_dv, of_dk, of_dq;
 
-  AttentionBackwardTilesScratch(Carver& carver, const BackwardShape& shape)
+  AttentionBackwardTilesScratch(BumpAllocator& allocator, const BackwardShape& shape)
       : d(padded(shape.d)),
         dv(padded(shape.dv)),
-        of_s(carver, d / kTileDepth * kScoreProducts<kComponents>),
-        of_dp(carver, dv / kTileDepth * kScoreProducts<kComponents>),
-        of_dv(carver, kRowChunks * kSumProducts<kComponents>),
-        of_dk(carver, kRowChunks * kSumProducts<kComponents>),
-        of_dq(carver, kBlockChunks * kSumProducts<kComponents>) {
+        of_s(allocator, d / kTileDepth * kScoreProducts<kComponents>),
+        of_dp(allocator, dv / kTileDepth * kScoreProducts<kComponents>),
+        of_dv(allocator, kRowChunks * kSumProducts<kComponents>),
+        of_dk(allocator, kRowChunks * kSumProducts<kComponents>),
+        of_dq(allocator, kBlockChunks * kSumProducts<kComponents>) {
     const std::int64_t keys = round_up(max(shape.keys, 1), kBlock);
-    falls_back = carver.take<bool>(1);
-    const std::int64_t before = static_cast<std::int64_t>(carver.used());
-    k = carver.take<bf16>(keys * d * kComponents), v = carver.take<bf16>(keys * dv * kComponents);
+    falls_back = allocator.take<bool>(1);
+    const std::int64_t before = static_cast<std::int64_t>(allocator.used());
+    k = allocator.take<bf16>(keys * d * kComponents), v = allocator.take<bf16>(keys * dv * kComponents);
     rest = reinterpret_cast<std::byte*>(k);
-    k_t = carver.take<char>(keys * d * 2 * kComponents);
-    dk = carver.take<float>(keys * d), dv_ = carver.take<float>(keys * dv);
-    started = carver.take<bool>(keys / kChunk);
-    row = carver.take<Row>(kRows);
-    for (char** x : {&q_t, &q}) *x = carver.take<char>(kRows * d * 2 * kComponents);
-    for (char** x : {&dout_t, &dout}) *x = carver.take<char>(kRows * dv * 2 * kComponents);
-    neg_m = carver.take<float>(kRows), neg_delta = carver.take<float>(kRows);
-    dq_t = carver.take<float>(kRows * (d + 1));
-    scores = carver.take<char>(kBlockChunks * kRowChunks * kChunkBytes);
-    derivatives = carver.take<float>(shape.has_derivatives ? kChunk * kChunk : 0),
-    exact = carver.take<float>(2 * kChunk * kChunk);
-    rows = carver.take<bf16>(kChunk * max(d, dv) * kComponents);
-    zero = carver.take<float>(kChunk), discarded = carver.take<float>(kChunk * kChunk);
-    carver.take<std::byte>(max(static_cast<std::int64_t>(vector_kernel().scratch_bytes(shape)) -
-                                   (static_cast<std::int64_t>(carver.used()) - before),
-                               0));
+    k_t = allocator.take<char>(keys * d * 2 * kComponents);
+    dk = allocator.take<float>(keys * d), dv_ = allocator.take<float>(keys * dv);
+    started = allocator.take<bool>(keys / kChunk);
+    row = allocator.take<Row>(kRows);
+    for (char** x : {&q_t, &q}) *x = allocator.take<char>(kRows * d * 2 * kComponents);
+    for (char** x : {&dout_t, &dout}) *x = allocator.take<char>(kRows * dv * 2 * kComponents);
+    neg_m = allocator.take<float>(kRows), neg_delta = allocator.take<float>(kRows);
+    dq_t = allocator.take<float>(kRows * (d + 1));
+    scores = allocator.take<char>(kBlockChunks * kRowChunks * kChunkBytes);
+    derivatives = allocator.take<float>(shape.has_derivatives ? kChunk * kChunk : 0),
+    exact = allocator.take<float>(2 * kChunk * kChunk);
+    rows = allocator.take<bf16>(kChunk * max(d, dv) * kComponents);
+    zero = allocator.take<float>(kChunk), discarded = allocator.take<float>(kChunk * kChunk);
+    allocator.take<std::byte>(max(static_cast<std::int64_t>(vector_kernel().scratch_bytes(shape)) -
+                                      (static_cast<std::int64_t>(allocator.used()) - before),
+                                  0));
   }
 
   void fill_steps() const {

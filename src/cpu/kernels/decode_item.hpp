@@ -3,7 +3,7 @@
 #pragma once
 
 #include "cpu/kernels/attention_table.hpp"
-#include "cpu/tile/carver.hpp"
+#include "cpu/tile/bump_allocator.hpp"
 #include "cpu/tile/decode_products.hpp"
 #include "cpu/tile/decode_scores.hpp"
 #include "cpu/tile/pack.hpp"
@@ -35,29 +35,29 @@ struct AttentionDecodeScratch {
   float *k, *v;                                  // a block's rows, where they are packed
   RowScales k_scales, v_scales;
 
-  AttentionDecodeScratch(Carver& carver, const AttentionShape& shape) {
+  AttentionDecodeScratch(BumpAllocator& allocator, const AttentionShape& shape) {
     const std::int64_t rows = round_up(shape.rows, kLanes);
     q_stride = round_up(shape.d, kLanes), o_stride = round_up(shape.dv, kLanes);
-    row = carver.take<Row>(rows);
-    q = carver.take<float>(rows * q_stride);
-    q_row = carver.take<float>(q_stride), scaled_row = carver.take<float>(q_stride);
-    o = carver.take<float>(rows * o_stride);
-    o_accum = carver.take<float>(rows * o_stride);
-    neg_m = carver.take<float>(rows);
-    l = carver.take<float>(rows);
-    l_compensation = carver.take<float>(rows);
-    s = carver.take<float>((kKeysOfBlock + kMaxKeysOfTile) * kLanes);
-    scores_before = carver.take<float>(kKeysOfBlock * kLanes);
-    sums = carver.take<float>(kLanes * kLanes);
-    for (float** lanes : {&block_max, &block_max_exponent, &zero}) *lanes = carver.take<float>(kLanes);
-    k = carver.take<float>(kKeysOfBlock * q_stride);
-    v = carver.take<float>(kKeysOfBlock * o_stride);
-    k_scales = take_scales(carver, q_stride), v_scales = take_scales(carver, o_stride);
+    row = allocator.take<Row>(rows);
+    q = allocator.take<float>(rows * q_stride);
+    q_row = allocator.take<float>(q_stride), scaled_row = allocator.take<float>(q_stride);
+    o = allocator.take<float>(rows * o_stride);
+    o_accum = allocator.take<float>(rows * o_stride);
+    neg_m = allocator.take<float>(rows);
+    l = allocator.take<float>(rows);
+    l_compensation = allocator.take<float>(rows);
+    s = allocator.take<float>((kKeysOfBlock + kMaxKeysOfTile) * kLanes);
+    scores_before = allocator.take<float>(kKeysOfBlock * kLanes);
+    sums = allocator.take<float>(kLanes * kLanes);
+    for (float** lanes : {&block_max, &block_max_exponent, &zero}) *lanes = allocator.take<float>(kLanes);
+    k = allocator.take<float>(kKeysOfBlock * q_stride);
+    v = allocator.take<float>(kKeysOfBlock * o_stride);
+    k_scales = take_scales(allocator, q_stride), v_scales = take_scales(allocator, o_stride);
   }
-  static RowScales take_scales(Carver& carver, std::int64_t n) {
+  static RowScales take_scales(BumpAllocator& allocator, std::int64_t n) {
     const std::int64_t count = round_up(n, kMinGroup) / kMinGroup * kKeysOfBlock + kMaxKeysOfTile;
-    float* const scale = carver.take<float>(count);
-    return {scale, carver.take<float>(count), 0};
+    float* const scale = allocator.take<float>(count);
+    return {scale, allocator.take<float>(count), 0};
   }
 };
 
@@ -92,8 +92,8 @@ struct DecodeItem {
       : p(params),
         item(work_item),
         head(params, work_item),
-        carver(scratch),
-        w(carver, {params.sk, params.d, params.dv, work_item.row_end - work_item.row_begin}),
+        allocator(scratch),
+        w(allocator, {params.sk, params.d, params.dv, work_item.row_end - work_item.row_begin}),
         packed(must_pack(params, work_item.row_end - work_item.row_begin)),
         shared(packed && p.dv >= kLanes && begin_with_values(p) && !one_scale_per_row(p.k_quant, p.d) &&
                !one_scale_per_row(p.v_quant, p.dv) && !deinterleaves_keys()),
@@ -111,7 +111,7 @@ struct DecodeItem {
   const AttentionParams& p;
   const WorkItem& item;
   Head head;
-  Carver carver;
+  BumpAllocator allocator;
   AttentionDecodeScratch w;
   bool packed, shared;  // a block's rows are packed; a packed row is both key and value
   const Products &k_products, &v_products;

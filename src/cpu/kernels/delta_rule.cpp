@@ -16,7 +16,7 @@
 #include "cpu/tile/delta_rule.hpp"
 
 #include "cpu/kernels/delta_rule_table.hpp"
-#include "cpu/tile/carver.hpp"
+#include "cpu/tile/bump_allocator.hpp"
 #include "cpu/tile/decode_mma.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
@@ -48,18 +48,18 @@ struct DeltaRuleScratch {
   TokenGroup* group;               // [kBlock]
   std::int64_t d, columns, reads;  // d and columns padded to whole vectors
 
-  DeltaRuleScratch(Carver& carver, const DeltaRuleShape& shape)
+  DeltaRuleScratch(BumpAllocator& allocator, const DeltaRuleShape& shape)
       : d(round_up(shape.d, kLanes)), columns(round_up(shape.columns, kLanes)), reads(shape.reads) {
-    z = carver.take<float>(shape.d * columns);
-    for (float** rows : {&kd, &ku, &decay, &opening}) *rows = carver.take<float>(kBlock * d);
-    qd = carver.take<float>(kBlock * reads * d);
-    dots = carver.take<vec>(kBlock * (1 + 2 * reads));
-    products = carver.take<float>(kBlock * (1 + 2 * reads));
-    v_row = carver.take<const float*>(kBlock);
-    v = carver.take<float>(kBlock * columns);
-    out = carver.take<float>(kBlock * reads * columns);
-    for (float** one : {&e, &next_e, &row}) *one = carver.take<float>(d);
-    group = carver.take<TokenGroup>(kBlock);
+    z = allocator.take<float>(shape.d * columns);
+    for (float** rows : {&kd, &ku, &decay, &opening}) *rows = allocator.take<float>(kBlock * d);
+    qd = allocator.take<float>(kBlock * reads * d);
+    dots = allocator.take<vec>(kBlock * (1 + 2 * reads));
+    products = allocator.take<float>(kBlock * (1 + 2 * reads));
+    v_row = allocator.take<const float*>(kBlock);
+    v = allocator.take<float>(kBlock * columns);
+    out = allocator.take<float>(kBlock * reads * columns);
+    for (float** one : {&e, &next_e, &row}) *one = allocator.take<float>(d);
+    group = allocator.take<TokenGroup>(kBlock);
   }
 };
 
@@ -264,8 +264,8 @@ class DeltaRuleRunner {
   DeltaRuleRunner(const DeltaRuleParams& p, const DeltaRuleItem& item, std::byte* scratch)
       : p_(p),
         item_(item),
-        carver_(scratch),
-        w_(carver_, {p.d, item.end - item.begin, p.reads}),
+        allocator_(scratch),
+        w_(allocator_, {p.d, item.end - item.begin, p.reads}),
         tokens_(p, item.b, item.h) {}
 
   void run() {
@@ -379,7 +379,7 @@ class DeltaRuleRunner {
 
   const DeltaRuleParams& p_;
   const DeltaRuleItem& item_;
-  Carver carver_;
+  BumpAllocator allocator_;
   const DeltaRuleScratch w_;
   const DeltaTokens tokens_;
 };
@@ -398,7 +398,7 @@ const DeltaRuleKernel kDeltaRule = {.facts = {.operation = Operation::delta_rule
                                               .max_head_size = 256,
                                               .max_value_head_size = 256},
                                     .columns = kVecsOfBlock * kLanes,
-                                    .scratch_bytes = carved_bytes<DeltaRuleScratch>,
+                                    .scratch_bytes = bytes_of<DeltaRuleScratch>,
                                     .run = run};
 
 }  // namespace rapt::cpu::RAPT_ISA

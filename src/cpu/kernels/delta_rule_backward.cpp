@@ -17,7 +17,7 @@
 // A piece is the intersection of a block of tokens and a window. begin() runs the forward, keeps Z^T at the beginning
 // of each block, and each token's prediction error.
 #include "cpu/kernels/delta_rule_backward_table.hpp"
-#include "cpu/tile/carver.hpp"
+#include "cpu/tile/bump_allocator.hpp"
 #include "cpu/tile/delta_rule.hpp"
 #include "cpu/tile/matmul.hpp"
 
@@ -47,12 +47,12 @@ struct DeltaRuleBackwardScratch {
   vec* dbeta;                                // [kBlock], as vectors of partial sums
   std::int64_t* pieces;                      // [kBlock + 1]: first token of each piece, then n
 
-  DeltaRuleBackwardScratch(Carver& carver, const DeltaRuleBackwardShape& shape, bool predicts)
+  DeltaRuleBackwardScratch(BumpAllocator& allocator, const DeltaRuleBackwardShape& shape, bool predicts)
       : d(round_up(shape.d, kLanes)), dv(round_up(shape.dv, kLanes)), per_token(shape.reads + predicts) {
     const std::int64_t blocks = (shape.tokens + kBlock - 1) / kBlock, longer = d > dv ? d : dv;
     const auto take = [&](std::int64_t rows, std::int64_t columns) -> Matrix {
       const std::int64_t stride = matrix_stride(columns);
-      return {carver.take<float>(rows * stride), stride};
+      return {allocator.take<float>(rows * stride), stride};
     };
     for (Matrix* state : {&z, &y}) *state = take(d, dv);
     y_t = take(dv, d);
@@ -62,12 +62,12 @@ struct DeltaRuleBackwardScratch {
     right = take(kBlock * per_token, dv);
     ku_t = take(d, kBlock), u_t = take(dv, kBlock);
     for (Matrix* rows : {&left_ku, &right_u}) *rows = take(kBlock * per_token, kBlock);
-    for (float** one : {&e, &carry, &anchor, &bias}) *one = carver.take<float>(d);
-    for (float** one : {&row, &gradient}) *one = carver.take<float>(longer);
-    for (float** one : {&beta, &k_factor}) *one = carver.take<float>(kBlock);
-    q_factor = carver.take<float>(kBlock * shape.reads);
-    dbeta = carver.take<vec>(kBlock);
-    pieces = carver.take<std::int64_t>(kBlock + 1);
+    for (float** one : {&e, &carry, &anchor, &bias}) *one = allocator.take<float>(d);
+    for (float** one : {&row, &gradient}) *one = allocator.take<float>(longer);
+    for (float** one : {&beta, &k_factor}) *one = allocator.take<float>(kBlock);
+    q_factor = allocator.take<float>(kBlock * shape.reads);
+    dbeta = allocator.take<vec>(kBlock);
+    pieces = allocator.take<std::int64_t>(kBlock + 1);
     e_before = take(blocks, d);
     missed = take(predicts ? shape.tokens : 0, dv);
     starts = take(blocks * dv, d);
@@ -92,9 +92,9 @@ class DeltaRuleBackwardRunner {
   DeltaRuleBackwardRunner(const DeltaRuleBackwardParams& p, const DeltaRuleBackwardItem& item, std::byte* scratch)
       : p_(p),
         item_(item),
-        carver_(scratch),
+        allocator_(scratch),
         tokens_(p, item.b, item.h),
-        w_(carver_, {p.d, p.dv, p.reads, tokens_.count()}, p.has_delta),
+        w_(allocator_, {p.d, p.dv, p.reads, tokens_.count()}, p.has_delta),
         q_head_(item.h / p.q_group * p.reads),
         k_head_(item.h / p.k_group),
         v_head_(item.h / p.v_group),
@@ -408,7 +408,7 @@ class DeltaRuleBackwardRunner {
 
   const DeltaRuleBackwardParams& p_;
   const DeltaRuleBackwardItem& item_;
-  Carver carver_;
+  BumpAllocator allocator_;
   const DeltaTokens tokens_;
   const DeltaRuleBackwardScratch w_;
   const std::int64_t q_head_, k_head_, v_head_;  // the first heads that this state head reads
@@ -431,7 +431,7 @@ void end(const DeltaRuleBackwardParams& p, const DeltaRuleBackwardItem& item, st
 }
 
 std::size_t scratch_bytes(const DeltaRuleBackwardShape& shape) noexcept {
-  return carved_bytes<DeltaRuleBackwardScratch>(shape, true);
+  return bytes_of<DeltaRuleBackwardScratch>(shape, true);
 }
 
 }  // namespace

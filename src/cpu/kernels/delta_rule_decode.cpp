@@ -7,7 +7,7 @@
 // Sums have delta_rule's order, and the powers of 2 there round nothing, so the first token of a longer sequence has
 // the same bits. The innermost dimension of a state may be its values or its keys.
 #include "cpu/kernels/delta_rule_table.hpp"
-#include "cpu/tile/carver.hpp"
+#include "cpu/tile/bump_allocator.hpp"
 #include "cpu/tile/decode_mma.hpp"
 #include "cpu/tile/delta_rule.hpp"
 
@@ -24,13 +24,13 @@ struct DeltaRuleDecodeScratch {
   float *v, *u, *out;       // [columns], out [reads][columns]; u holds x first
   std::int64_t d, columns;  // padded
 
-  DeltaRuleDecodeScratch(Carver& carver, const DeltaRuleShape& shape)
+  DeltaRuleDecodeScratch(BumpAllocator& allocator, const DeltaRuleShape& shape)
       : d(round_up(shape.d, kLanes)), columns(round_up(shape.columns, kColumns)) {
-    for (float** one : {&decay, &k, &row}) *one = carver.take<float>(d);
-    q = carver.take<float>(shape.reads * d);
-    qk = carver.take<float>(shape.reads);
-    for (float** one : {&v, &u}) *one = carver.take<float>(columns);
-    out = carver.take<float>(shape.reads * columns);
+    for (float** one : {&decay, &k, &row}) *one = allocator.take<float>(d);
+    q = allocator.take<float>(shape.reads * d);
+    qk = allocator.take<float>(shape.reads);
+    for (float** one : {&v, &u}) *one = allocator.take<float>(columns);
+    out = allocator.take<float>(shape.reads * columns);
   }
 };
 
@@ -42,8 +42,8 @@ class DeltaRuleDecodeRunner {
       : p_(p),
         item_(item),
         n_(item.end - item.begin),
-        carver_(scratch),
-        w_(carver_, {p.d, n_, p.reads}),
+        allocator_(scratch),
+        w_(allocator_, {p.d, n_, p.reads}),
         tokens_(p, item.b, item.h) {
     const std::int64_t from = initial_slot(p, item.b), to = slot_of(p, item.b, 0);
     if (p.initial && from >= 0) from_ = state_at<From>(p.initial, from, item.h) + item.begin * p.initial.dv_stride;
@@ -239,7 +239,7 @@ class DeltaRuleDecodeRunner {
   const DeltaRuleParams& p_;
   const DeltaRuleItem& item_;
   const std::int64_t n_;
-  Carver carver_;
+  BumpAllocator allocator_;
   const DeltaRuleDecodeScratch w_;
   const DeltaTokens tokens_;
   const From* from_ = nullptr;  // states from the work item's first column on; null: zeros, or not stored
@@ -268,7 +268,7 @@ const DeltaRuleKernel kDeltaRuleDecode = {.facts = {.operation = Operation::delt
                                           .columns = 32,
                                           .max_tokens = 1,
                                           .keeps_steps = false,
-                                          .scratch_bytes = carved_bytes<DeltaRuleDecodeScratch>,
+                                          .scratch_bytes = bytes_of<DeltaRuleDecodeScratch>,
                                           .run = run};
 
 }  // namespace rapt::cpu::RAPT_ISA

@@ -1,7 +1,7 @@
 // delta_rule_naive: the recurrence as it is written, token by token, with the state in scratch. The reference for the
 // other kernels, compiled for one ISA.
 #include "cpu/kernels/delta_rule_table.hpp"
-#include "cpu/tile/carver.hpp"
+#include "cpu/tile/bump_allocator.hpp"
 #include "cpu/tile/delta_rule.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
@@ -10,19 +10,19 @@ namespace {
 struct DeltaRuleNaiveScratch {
   float *state, *k, *q, *decay, *v, *out;  // [d][columns]; rows
 
-  DeltaRuleNaiveScratch(Carver& carver, const DeltaRuleShape& shape) {
+  DeltaRuleNaiveScratch(BumpAllocator& allocator, const DeltaRuleShape& shape) {
     const std::int64_t d = round_up(shape.d, kLanes), columns = round_up(shape.columns, kLanes);
-    state = carver.take<float>(shape.d * columns);
-    for (float** row : {&k, &q, &decay}) *row = carver.take<float>(d);
-    for (float** row : {&v, &out}) *row = carver.take<float>(columns);
+    state = allocator.take<float>(shape.d * columns);
+    for (float** row : {&k, &q, &decay}) *row = allocator.take<float>(d);
+    for (float** row : {&v, &out}) *row = allocator.take<float>(columns);
   }
 };
 
 void run(const DeltaRuleParams& p, const DeltaRuleItem& item, std::byte* scratch) noexcept {
   const FlushDenormals flush;
   const std::int64_t n = item.end - item.begin, width = round_up(n, kLanes);
-  Carver carver(scratch);
-  const DeltaRuleNaiveScratch w(carver, {p.d, n, p.reads});
+  BumpAllocator allocator(scratch);
+  const DeltaRuleNaiveScratch w(allocator, {p.d, n, p.reads});
   const DeltaTokens tokens(p, item.b, item.h);
   const auto for_each = [&](auto f) {
     for (std::int64_t i = 0; i < p.d; ++i)
@@ -78,7 +78,7 @@ const DeltaRuleKernel kDeltaRuleNaive = {.facts = {.operation = Operation::delta
                                                    .max_head_size = 256,
                                                    .max_value_head_size = 256},
                                          .columns = kLanes,
-                                         .scratch_bytes = carved_bytes<DeltaRuleNaiveScratch>,
+                                         .scratch_bytes = bytes_of<DeltaRuleNaiveScratch>,
                                          .run = run};
 
 }  // namespace rapt::cpu::RAPT_ISA

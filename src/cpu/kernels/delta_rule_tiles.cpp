@@ -24,7 +24,7 @@
 #include "cpu/kernels/delta_rule_table.hpp"
 #include "cpu/kernels/vector_kernels.hpp"
 #include "cpu/tile/bf16_mma.hpp"
-#include "cpu/tile/carver.hpp"
+#include "cpu/tile/bump_allocator.hpp"
 #include "cpu/tile/delta_rule.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
@@ -64,30 +64,30 @@ struct DeltaRuleTilesScratch {
   std::int32_t *of_row, *of_tile, *of_pair, *of_u;                                   // offsets of steps
   std::byte* vectors;                                                                // scratch of the vector kernel
 
-  DeltaRuleTilesScratch(Carver& carver, const DeltaRuleShape& shape)
+  DeltaRuleTilesScratch(BumpAllocator& allocator, const DeltaRuleShape& shape)
       : d(round_up(shape.d, kChunk)),
         columns(round_up(shape.columns, kChunk)),
         reads(shape.reads),
         row_chunks((shape.reads + 2) / 2) {
-    for (float** whole : {&state, &z}) *whole = carver.take<float>(d * columns);
-    z_tiles = carver.take<char>(d * columns * 2);
-    left = carver.take<char>(kBlockTiles * row_chunks * kChunk * d * 2);
-    ku = carver.take<float>(kBlock * d);
-    for (char** tiles : {&ku_t, &ku_a}) *tiles = carver.take<char>(kBlock * d * 2);
-    u_tiles = carver.take<char>(kBlock * columns * 2);
-    beta = carver.take<float>(kBlock);
-    products = carver.take<float>(row_chunks * kBlockDepth * kChunkFloats);
-    weights = carver.take<char>(row_chunks * 2 * kBlockDepth * kTileBytes);
-    xy = carver.take<float>(row_chunks * kChunk * columns);
-    v = carver.take<float>(kTokensOfTile * columns);
-    out = carver.take<float>(kTokensOfTile * reads * columns);
-    for (float*& rows : u) rows = carver.take<float>(kTokensOfTile * columns);
+    for (float** whole : {&state, &z}) *whole = allocator.take<float>(d * columns);
+    z_tiles = allocator.take<char>(d * columns * 2);
+    left = allocator.take<char>(kBlockTiles * row_chunks * kChunk * d * 2);
+    ku = allocator.take<float>(kBlock * d);
+    for (char** tiles : {&ku_t, &ku_a}) *tiles = allocator.take<char>(kBlock * d * 2);
+    u_tiles = allocator.take<char>(kBlock * columns * 2);
+    beta = allocator.take<float>(kBlock);
+    products = allocator.take<float>(row_chunks * kBlockDepth * kChunkFloats);
+    weights = allocator.take<char>(row_chunks * 2 * kBlockDepth * kTileBytes);
+    xy = allocator.take<float>(row_chunks * kChunk * columns);
+    v = allocator.take<float>(kTokensOfTile * columns);
+    out = allocator.take<float>(kTokensOfTile * reads * columns);
+    for (float*& rows : u) rows = allocator.take<float>(kTokensOfTile * columns);
     for (float** one : {&e, &next_e, &decay, &opening, &first_decay, &first_opening, &row, &scaled})
-      *one = carver.take<float>(d);
-    zero = carver.take<float>(columns), discarded = carver.take<float>(kChunkFloats);
+      *one = allocator.take<float>(d);
+    zero = allocator.take<float>(columns), discarded = allocator.take<float>(kChunkFloats);
     const std::int64_t steps = max(d / kTileDepth, kBlockDepth);
-    for (std::int32_t** offsets : {&of_row, &of_tile, &of_pair, &of_u}) *offsets = carver.take<std::int32_t>(steps);
-    vectors = carver.take<std::byte>(static_cast<std::int64_t>(vector_kernel().scratch_bytes(shape)));
+    for (std::int32_t** offsets : {&of_row, &of_tile, &of_pair, &of_u}) *offsets = allocator.take<std::int32_t>(steps);
+    vectors = allocator.take<std::byte>(static_cast<std::int64_t>(vector_kernel().scratch_bytes(shape)));
   }
 
   void fill_offsets() const {
@@ -135,8 +135,8 @@ class DeltaRuleTilesRunner {
   DeltaRuleTilesRunner(const DeltaRuleParams& p, const DeltaRuleItem& item, std::byte* scratch)
       : p_(p),
         item_(item),
-        carver_(scratch),
-        w_(carver_, {p.d, item.end - item.begin, p.reads}),
+        allocator_(scratch),
+        w_(allocator_, {p.d, item.end - item.begin, p.reads}),
         tokens_(p, item.b, item.h) {}
 
   void run() {
@@ -397,7 +397,7 @@ class DeltaRuleTilesRunner {
 
   const DeltaRuleParams& p_;
   const DeltaRuleItem& item_;
-  Carver carver_;
+  BumpAllocator allocator_;
   const DeltaRuleTilesScratch w_;
   const DeltaTokens tokens_;
   bool opens_ = false;  // whether the block begins a window
@@ -421,7 +421,7 @@ const DeltaRuleKernel kDeltaRule = {.facts = {.operation = Operation::delta_rule
                                               .max_value_head_size = 256},
                                     .columns = 2 * kChunk,
                                     .keeps_steps = false,
-                                    .scratch_bytes = carved_bytes<DeltaRuleTilesScratch>,
+                                    .scratch_bytes = bytes_of<DeltaRuleTilesScratch>,
                                     .run = run};
 
 }  // namespace rapt::cpu::RAPT_ISA

@@ -19,13 +19,13 @@ struct IndexScoresScratch {
   std::int64_t q_stride;
   Topk* topk;  // [queries]
 
-  IndexScoresScratch(Carver& carver, const IndexShape& shape) : q_stride(round_up(shape.d, kLanes)) {
-    kt = carver.take<float>(round_up(shape.d, kLanes) * kWidth);
-    q = carver.take<float>(kTokens * shape.h * q_stride);
-    weights = carver.take<float>(kTokens * shape.h);
-    topk = carver.take<Topk>(kTokens);
+  IndexScoresScratch(BumpAllocator& allocator, const IndexShape& shape) : q_stride(round_up(shape.d, kLanes)) {
+    kt = allocator.take<float>(round_up(shape.d, kLanes) * kWidth);
+    q = allocator.take<float>(kTokens * shape.h * q_stride);
+    weights = allocator.take<float>(kTokens * shape.h);
+    topk = allocator.take<Topk>(kTokens);
     for (std::int64_t i = 0; i < kTokens && shape.topk > 0; ++i) {
-      const Topk one(carver, shape.topk, shape.keys);
+      const Topk one(allocator, shape.topk, shape.keys);
       if (kt) topk[i] = one;
     }
   }
@@ -105,8 +105,8 @@ Heads prepare(const IndexScoresParams& p, std::int64_t b, std::int64_t token, co
 
 void run(const IndexScoresParams& p, const IndexItem& item, std::byte* scratch) noexcept {
   const FloatEnvironment environment;
-  Carver carver(scratch);
-  const IndexScoresScratch w(carver, {p.h, p.d, p.topk, p.sk});
+  BumpAllocator allocator(scratch);
+  const IndexScoresScratch w(allocator, {p.h, p.d, p.topk, p.sk});
   const Sequence sequence = sequence_of(p, p, item.b);
   const std::int64_t count = item.token_end - item.token_begin;
   IndexRow rows[kTokens];
@@ -151,7 +151,7 @@ const IndexScoresKernel kIndexScores = {.facts = {.operation = Operation::index_
                                                   .block_k = static_cast<int>(kWidth)},
                                         .tokens = kTokens,
                                         .keys = kWidth,
-                                        .scratch_bytes = carved_bytes<IndexScoresScratch>,
+                                        .scratch_bytes = bytes_of<IndexScoresScratch>,
                                         .run = run,
                                         .merge = merge_lists};
 

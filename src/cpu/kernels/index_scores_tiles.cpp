@@ -32,17 +32,17 @@ struct IndexScoresTilesScratch {
   float* sums[2];                  // [kKeys][kLanes] of this query and the one before
   Topk* topk;                      // [queries]
 
-  IndexScoresTilesScratch(Carver& carver, const IndexShape& shape) : d(padded(shape.d)), h(padded(shape.h)) {
-    of_k = carver.take<std::int32_t>(d / kTileDepth), of_q = carver.take<std::int32_t>(d / kTileDepth);
-    k = carver.take<bf16>(kKeys * d);
-    q_t = carver.take<char>(kTokens * h * d * 2);
-    weights = carver.take<float>(kTokens * h);
-    rows = carver.take<bf16>(kChunk * d);
-    for (float** x : {&products[0], &products[1], &discarded}) *x = carver.take<float>(kChunk * kChunk);
-    for (float*& x : sums) x = carver.take<float>(kKeys * kLanes);
-    topk = carver.take<Topk>(kTokens);
+  IndexScoresTilesScratch(BumpAllocator& allocator, const IndexShape& shape) : d(padded(shape.d)), h(padded(shape.h)) {
+    of_k = allocator.take<std::int32_t>(d / kTileDepth), of_q = allocator.take<std::int32_t>(d / kTileDepth);
+    k = allocator.take<bf16>(kKeys * d);
+    q_t = allocator.take<char>(kTokens * h * d * 2);
+    weights = allocator.take<float>(kTokens * h);
+    rows = allocator.take<bf16>(kChunk * d);
+    for (float** x : {&products[0], &products[1], &discarded}) *x = allocator.take<float>(kChunk * kChunk);
+    for (float*& x : sums) x = allocator.take<float>(kKeys * kLanes);
+    topk = allocator.take<Topk>(kTokens);
     for (std::int64_t i = 0; i < kTokens && shape.topk > 0; ++i) {
-      const Topk one(carver, shape.topk, shape.keys);
+      const Topk one(allocator, shape.topk, shape.keys);
       if (k) topk[i] = one;
     }
   }
@@ -229,8 +229,8 @@ class IndexScoresTilesRunner {
 
 void run(const IndexScoresParams& p, const IndexItem& item, std::byte* scratch) noexcept {
   const FloatEnvironment environment;
-  Carver carver(scratch);
-  const IndexScoresTilesScratch w(carver, {p.h, p.d, p.topk, p.sk});
+  BumpAllocator allocator(scratch);
+  const IndexScoresTilesScratch w(allocator, {p.h, p.d, p.topk, p.sk});
   IndexScoresTilesRunner(p, item, w).run();
 }
 
@@ -244,7 +244,7 @@ const IndexScoresKernel kIndexScores = {.facts = {.operation = Operation::index_
                                                   .block_k = static_cast<int>(kKeys)},
                                         .tokens = kTokens,
                                         .keys = kKeys,
-                                        .scratch_bytes = carved_bytes<IndexScoresTilesScratch>,
+                                        .scratch_bytes = bytes_of<IndexScoresTilesScratch>,
                                         .run = run,
                                         .merge = merge_lists};
 

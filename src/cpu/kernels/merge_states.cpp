@@ -2,7 +2,7 @@
 //   lse = log(sum e^lse_i),  out = sum e^(lse_i - lse) out_i.
 // Weights are float64, since lse_i - lse cancels; sums are fp32, in the order of the states.
 #include "cpu/kernels/merge_states_table.hpp"
-#include "cpu/tile/carver.hpp"
+#include "cpu/tile/bump_allocator.hpp"
 #include "cpu/tile/dtype.hpp"
 #include "cpu/tile/head.hpp"
 
@@ -31,9 +31,9 @@ struct MergeStatesScratch {
   double* weight;  // [count]
   float* sum;      // [dv]
 
-  MergeStatesScratch(Carver& carver, std::int64_t count, std::int64_t dv) {
-    weight = carver.take<double>(count);
-    sum = carver.take<float>(round_up(dv, kLanes));
+  MergeStatesScratch(BumpAllocator& allocator, std::int64_t count, std::int64_t dv) {
+    weight = allocator.take<double>(count);
+    sum = allocator.take<float>(round_up(dv, kLanes));
   }
 };
 
@@ -74,8 +74,8 @@ void merge(const MergeStatesParams& p, std::int64_t row, const MergeStatesScratc
 
 void run(const MergeStatesParams& p, std::int64_t begin, std::int64_t end, std::byte* scratch) noexcept {
   const FloatEnvironment environment;
-  Carver carver(scratch);
-  const MergeStatesScratch w(carver, p.count, p.dv);
+  BumpAllocator allocator(scratch);
+  const MergeStatesScratch w(allocator, p.count, p.dv);
   for (std::int64_t row = begin; row < end; ++row) merge(p, row, w);
 }
 
@@ -83,7 +83,7 @@ void run(const MergeStatesParams& p, std::int64_t begin, std::int64_t end, std::
 
 const MergeStatesKernel kMergeStates = {
     .facts = {.operation = Operation::merge_states, .phase = Phase::all, .arithmetic = "f32", .dtypes = kFloatTypes},
-    .scratch_bytes = carved_bytes<MergeStatesScratch>,
+    .scratch_bytes = bytes_of<MergeStatesScratch>,
     .run = run};
 
 }  // namespace rapt::cpu::RAPT_ISA

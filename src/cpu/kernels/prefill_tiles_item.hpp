@@ -5,7 +5,7 @@
 #include "cpu/kernels/attention_table.hpp"
 #include "cpu/kernels/vector_kernels.hpp"
 #include "cpu/tile/bf16_mma.hpp"
-#include "cpu/tile/carver.hpp"
+#include "cpu/tile/bump_allocator.hpp"
 #include "cpu/tile/exponentials.hpp"
 #include "cpu/tile/prefetcher.hpp"
 #include "cpu/tile/softmax.hpp"
@@ -93,37 +93,37 @@ struct AttentionPrefillTilesScratch {
   } offset;             // of each product, as TileOperand has them
   std::byte* fallback;  // the vector kernel's scratch
 
-  AttentionPrefillTilesScratch(Carver& carver, const AttentionShape& shape) {
+  AttentionPrefillTilesScratch(BumpAllocator& allocator, const AttentionShape& shape) {
     d = round_up(shape.d, kTileDepth), dv = round_up(shape.dv, kChunk);
     k_groups = shape.k_groups;
     block = block_keys(d, dv);
     keys = min(packed_range_keys<kComponents>(d, dv), round_up(max(shape.sk, 1), block));
-    packed_range.packed = carver.take<PackedKeys>(1);
-    packed_range.k = carver.take<bf16>(kComponents * keys * d);
-    packed_range.k_tiles = carver.take<KeyTiles>(keys / kTileDepth);
-    packed_range.v = carver.take<char>(kComponents * v_component_bytes());
-    packed_range.k_scale = carver.take<float>(keys * k_groups);
-    packed_range.not_representable = carver.take<std::uint32_t>(keys / kTileDepth);
+    packed_range.packed = allocator.take<PackedKeys>(1);
+    packed_range.k = allocator.take<bf16>(kComponents * keys * d);
+    packed_range.k_tiles = allocator.take<KeyTiles>(keys / kTileDepth);
+    packed_range.v = allocator.take<char>(kComponents * v_component_bytes());
+    packed_range.k_scale = allocator.take<float>(keys * k_groups);
+    packed_range.not_representable = allocator.take<std::uint32_t>(keys / kTileDepth);
     const std::int64_t count = (shape.rows + kRows - 1) / kRows;
-    q_blocks.row = carver.take<Row>(count * kRows);
-    q_blocks.q = carver.take<char>(count * q_bytes());
-    q_blocks.ot = carver.take<float>(count * kRows * dv);
-    q_blocks.ot_accum = carver.take<float>(needs_accum(shape) ? count * kRows * dv : 0);
-    q_blocks.neg_m = carver.take<float>(count * kRows);
-    q_blocks.l = carver.take<float>(count * kRows);
-    q_blocks.l_compensation = carver.take<float>(count * kRows);
-    for (char*& scores : s) scores = carver.take<char>(kScoreBytes);
-    group_s = carver.take<float>(k_groups * kChunk * kChunk);
-    discarded = carver.take<float>(kChunk * kChunk);
-    block_max = carver.take<float>(kRows);
-    prefetch_rows = carver.take<const std::byte*>(2 * kPrefetchKeys);
-    rows = carver.take<bf16>(kComponents * kRows * max(d, dv));
+    q_blocks.row = allocator.take<Row>(count * kRows);
+    q_blocks.q = allocator.take<char>(count * q_bytes());
+    q_blocks.ot = allocator.take<float>(count * kRows * dv);
+    q_blocks.ot_accum = allocator.take<float>(needs_accum(shape) ? count * kRows * dv : 0);
+    q_blocks.neg_m = allocator.take<float>(count * kRows);
+    q_blocks.l = allocator.take<float>(count * kRows);
+    q_blocks.l_compensation = allocator.take<float>(count * kRows);
+    for (char*& scores : s) scores = allocator.take<char>(kScoreBytes);
+    group_s = allocator.take<float>(k_groups * kChunk * kChunk);
+    discarded = allocator.take<float>(kChunk * kChunk);
+    block_max = allocator.take<float>(kRows);
+    prefetch_rows = allocator.take<const std::byte*>(2 * kPrefetchKeys);
+    rows = allocator.take<bf16>(kComponents * kRows * max(d, dv));
     const std::int64_t depth = d / kTileDepth;
-    offset.k = carver.take<std::int32_t>(products(kComponents) * depth);
-    offset.q = carver.take<std::int32_t>(products(kComponents) * depth);
-    offset.v = carver.take<std::int32_t>(products(kComponents) * (block / kTileDepth));
-    offset.p = carver.take<std::int32_t>(products(kComponents) * (block / kTileDepth));
-    fallback = carver.take<std::byte>(
+    offset.k = allocator.take<std::int32_t>(products(kComponents) * depth);
+    offset.q = allocator.take<std::int32_t>(products(kComponents) * depth);
+    offset.v = allocator.take<std::int32_t>(products(kComponents) * (block / kTileDepth));
+    offset.p = allocator.take<std::int32_t>(products(kComponents) * (block / kTileDepth));
+    fallback = allocator.take<std::byte>(
         static_cast<std::int64_t>(vector_kernel().scratch_bytes({shape.sk, shape.d, shape.dv, kRows})));
   }
   // The accumulation interval in keys, whole packed ranges: longer sums would cost O its last bits.
@@ -169,13 +169,14 @@ struct PrefillItem {
       : p(params),
         item(work_item),
         head(params, work_item),
-        carver(scratch),
-        w(carver, {params.sk, params.d, params.dv, work_item.row_end - work_item.row_begin, scaled_groups(params)}) {}
+        allocator(scratch),
+        w(allocator, {params.sk, params.d, params.dv, work_item.row_end - work_item.row_begin, scaled_groups(params)}) {
+  }
 
   const AttentionParams& p;
   const WorkItem& item;
   Head head;
-  Carver carver;
+  BumpAllocator allocator;
   AttentionPrefillTilesScratch<kComponents> w;
   // Whether finish_scores() has to change scores. A mask alone does not count: it is -inf both before and after the
   // scale.

@@ -7,8 +7,8 @@ namespace {
 
 void run(const SelectTopkParams& p, std::int64_t begin, std::int64_t end, std::byte* scratch) noexcept {
   const FloatEnvironment environment;
-  Carver carver(scratch);
-  Topk topk(carver, p.n, p.sk);
+  BumpAllocator allocator(scratch);
+  Topk topk(allocator, p.n, p.sk);
   const std::int64_t inner = p.scores_stride.d;
   for (std::int64_t row = begin; row < end; ++row) {
     const auto at = [&](const Strides& s) { return row / (p.h * p.s) * s.b + row / p.s % p.h * s.h + row % p.s * s.s; };
@@ -28,7 +28,7 @@ const SelectTopkKernel kSelectTopk = {.facts = {.operation = Operation::select_t
                                                 .phase = Phase::all,
                                                 .arithmetic = "f32",
                                                 .dtypes = only(DType::f32)},
-                                      .scratch_bytes = carved_bytes<Topk>,
+                                      .scratch_bytes = bytes_of<Topk>,
                                       .run = run};
 
 }  // namespace rapt::cpu::RAPT_ISA

@@ -67,8 +67,8 @@ inline void finish_row(const IndexScoresParams& p, const IndexItem& item, std::i
 inline void merge_lists(const IndexScoresParams& p, const IndexItem& item, std::int64_t splits,
                         std::byte* scratch) noexcept {
   const FloatEnvironment environment;
-  Carver carver(scratch);
-  Topk topk(carver, p.topk, p.sk);
+  BumpAllocator allocator(scratch);
+  Topk topk(allocator, p.topk, p.sk);
   const std::int64_t n = min(p.topk, p.sk);
   for (std::int64_t token = item.token_begin; token < item.token_end; ++token) {
     topk.start();

@@ -4,7 +4,7 @@
 // are dropped. A bisection finds the n-th largest, which is exact however many scores are equal.
 #pragma once
 
-#include "cpu/tile/carver.hpp"
+#include "cpu/tile/bump_allocator.hpp"
 #include "cpu/tile/head.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
@@ -41,10 +41,10 @@ inline float score_of(std::int32_t order) {
 class Topk {
  public:
   // Selects `n` of up to `keys` scores.
-  Topk(Carver& carver, std::int64_t n, std::int64_t keys) : n_(n), capacity_(capacity(n, keys)) {
-    order_ = carver.take<std::int32_t>(capacity_ + kLanes);
-    position_ = carver.take<std::int32_t>(capacity_ + kLanes);
-    counts_ = carver.take<std::uint32_t>(kDigits * kRadix);
+  Topk(BumpAllocator& allocator, std::int64_t n, std::int64_t keys) : n_(n), capacity_(capacity(n, keys)) {
+    order_ = allocator.take<std::int32_t>(capacity_ + kLanes);
+    position_ = allocator.take<std::int32_t>(capacity_ + kLanes);
+    counts_ = allocator.take<std::uint32_t>(kDigits * kRadix);
   }
 
   void start() { count_ = 0, least_ = kLeastOrder, least_score_ = -kInfinity; }

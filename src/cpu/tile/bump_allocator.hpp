@@ -7,9 +7,9 @@
 
 namespace rapt::cpu::RAPT_ISA {
 
-class Carver {
+class BumpAllocator {
  public:
-  explicit Carver(std::byte* base) : base_(base) {}
+  explicit BumpAllocator(std::byte* base) : base_(base) {}
 
   template <class T>
   T* take(std::int64_t n) {
@@ -24,12 +24,12 @@ class Carver {
   std::size_t used_ = 0;
 };
 
-// The size in bytes of a kernel's scratch struct, whose constructor gets a Carver and these arguments.
+// The size in bytes of a kernel's scratch struct, whose constructor gets a BumpAllocator and these arguments.
 template <class KernelScratch, class... Args>
-std::size_t carved_bytes(Args... args) noexcept {
-  Carver carver(nullptr);
-  [[maybe_unused]] const KernelScratch scratch(carver, args...);
-  return carver.used();
+std::size_t bytes_of(Args... args) noexcept {
+  BumpAllocator allocator(nullptr);
+  [[maybe_unused]] const KernelScratch scratch(allocator, args...);
+  return allocator.used();
 }
 
 }  // namespace rapt::cpu::RAPT_ISA
