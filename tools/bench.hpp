@@ -1,3 +1,4 @@
+// rapt bench: problems timed on entries, beside the machine's peak.
 #pragma once
 
 #include <string>

@@ -1,3 +1,4 @@
+// rapt info: the machine, the build and its kernels.
 #pragma once
 
 #include <string>

@@ -59,7 +59,7 @@ std::string default_data_dir() {
 #endif
 }
 
-/// More threads than the executor offers would be fewer in truth.
+/// Asked for more threads than it has, the executor would silently run fewer.
 const CLI::Range& thread_range() {
   static const CLI::Range range(1, tbb_executor()->concurrency());
   return range;

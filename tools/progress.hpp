@@ -1,3 +1,4 @@
+// A line on the terminal that says how far a command is.
 #pragma once
 
 #include <chrono>

@@ -186,7 +186,7 @@ class Run {
     }
   }
 
-  /// Samples of one seed, and of the first one what as many calls again count.
+  /// Takes the samples of one seed. After the first seed's, runs the same number of calls under the counters.
   void take(Timed& timed, const std::function<void()>& call) {
     const std::vector<Sample> samples = take_samples(call, limits_.roofline(timed.dot.unit), budget_);
     timed.dot.seeds_s.push_back(summarise(samples, timed.dot.cost).median_s);

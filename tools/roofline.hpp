@@ -1,3 +1,4 @@
+// rapt roofline: problems below the measured ceilings of the machine.
 #pragma once
 
 #include <string>

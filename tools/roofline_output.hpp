@@ -39,7 +39,7 @@ struct Dot {
   double counted_intensity() const { return cost.flops / counts.miss_bytes(); }
   /// GFLOP/s that memory and unit allow it.
   double roof() const;
-  /// Of what allows it less. Without FLOPs, of memory's bandwidth.
+  /// The share of the lower ceiling; without FLOPs, of memory's bandwidth.
   double of_roof() const;
 };
 

@@ -28,7 +28,7 @@ using bench::Comparison;
 constexpr double kMinGain = 0.01;  // on the whole
 constexpr double kMaxLoss = 0.03;  // of any problem
 constexpr double kErrors = 3;      // a gain is more than so many standard errors
-constexpr double kConfirming = 3;  // times as long
+constexpr double kConfirmFactor = 3;  // times as long
 
 /// Without the tuning and guards that the environment asks for.
 Context context_with(int threads, const std::vector<EntryTuning>& entries) {
@@ -141,7 +141,7 @@ std::vector<Shape> read_shapes(const TuneOptions& options) {
   for (const bench::SetLine& line : lines)
     for (const int threads : options.threads) {
       if (make_plan(line.problem, context_with(threads, {}), line.where).backend() != "cpu")
-        throw UsageError(fmt::format("{}: runs on no CPU", short_text(line.problem)));
+        throw UsageError(fmt::format("{}: no CPU kernel takes it; rapt tune measures the CPU's", short_text(line.problem)));
       shapes.push_back({line.problem, threads});
     }
   return shapes;
@@ -219,7 +219,7 @@ class Tuner {
     }
     progress_.begin(group.entry.name + ": the defaults again");
     if (best == plain) return {};
-    const Outcome outcome = compare(plain, best, kConfirming * options_.min_time);
+    const Outcome outcome = compare(plain, best, kConfirmFactor * options_.min_time);
     print(outcome);
     if (outcome.wins()) return best;
     say("  not confirmed ({}): the defaults stay\n", outcome.verdict());

@@ -1,3 +1,4 @@
+// rapt tune: measures how this machine's threads should share calls.
 #pragma once
 
 #include <string>

@@ -134,9 +134,9 @@ struct Memory {
   Element element;
 };
 
-// A tensor that is_plain(), through PyTorch's table. Nothing where a closer look is due: it has no memory of its own
-// (sparse, nested, batched by vmap, all zeros), is not for rapt or, unless it is known not to be (`resolved`), negated
-// when it is read.
+// Reads a tensor that is_plain() through PyTorch's table of C functions. Returns nothing for a tensor without memory of
+// its own (sparse, nested, batched by vmap, all zeros), on a device that rapt does not know, or with the negative bit
+// set; `resolved` skips the last check.
 std::optional<Memory> tensor_by_table(const Torch& torch, nb::handle tensor, bool resolved = false) {
   if (torch.read == nullptr) return {};
   nb::dlpack::dltensor read;

@@ -86,7 +86,6 @@ Context context_for(int threads, const std::string& isa, Pool pool, void* stream
   };
   constexpr std::size_t kMost = 64;
   static std::list<Kept> contexts;  // the one used last comes first
-  if (threads < 0) throw Error("threads", std::to_string(threads), "1 or more, or None for all");
   // Counts past the machine's are alike. Asked once, as it reads a file.
   static const int most = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   threads = std::min(threads, most);

@@ -17,7 +17,7 @@ std::shared_ptr<Executor> executor_of(Pool pool);
 
 /// The context for at most `threads` threads (0: all) of `pool`, instructions up to `isa` ("": no cap) and a GPU's
 /// `stream`. Made at first use and kept, with its workspace; of many, those used last. Throws Error for an ISA this CPU
-/// or build lacks, or a wrong number.
+/// or build lacks.
 Context context_for(int threads, const std::string& isa, Pool pool, void* stream = nullptr,
                     const std::string& kernel = {});
 

@@ -35,7 +35,7 @@ const Torch* loaded_torch() {
   if (known_torch != nullptr) return known_torch;
   const nb::handle torch = PyDict_GetItemWithError(PyImport_GetModuleDict(), name);
   if (!torch.is_valid() || !nb::hasattr(torch, "autograd") || !nb::hasattr(torch, "nn"))
-    return nullptr;  // or half of it
+    return nullptr;  // not imported, or still importing
   auto* found = new Torch;
   found->tensor = held(torch.attr("Tensor"));
   found->parameter = held(torch.attr("nn").attr("Parameter"));

@@ -17,7 +17,7 @@ struct IsaKernels {
 #define RAPT_OPERATION(name, Name, NAME) Name##Kernels name;
 #include "rapt/operations.def"
   // For the roofline and for tests.
-  double (*fma_chains)(std::int64_t iterations) noexcept;  // returns the FLOPs done
+  double (*peak_chains)(std::int64_t iterations) noexcept;  // of the widest products; returns the FLOPs done
   // Null: the ISA has none. Returns the integer operations done. `sum` is the sum of all products, modulo 2^32, of
   // which every four sum to kInt8Products.
   double (*int8_chains)(std::int64_t iterations, std::uint32_t& sum) noexcept = nullptr;

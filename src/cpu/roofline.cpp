@@ -20,7 +20,7 @@ const cpu::BuiltIsa& built_of(Isa isa) {
 }  // namespace
 
 double run_fma_chains(Isa isa, std::int64_t iterations) {
-  return built_of(isa).kernels->fma_chains(iterations);
+  return built_of(isa).kernels->peak_chains(iterations);
 }
 bool has_int8_chains(Isa isa) {
   return built_of(isa).multiplies_int8;

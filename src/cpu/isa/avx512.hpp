@@ -95,9 +95,9 @@ template <class Bits>
 }
 
 #define RAPT_HAVE_COMPRESS
-[[gnu::always_inline]] inline std::int64_t compress(GccVector<std::int32_t, 16> x, GccVector<std::int32_t, 16> stays,
+[[gnu::always_inline]] inline std::int64_t compress(GccVector<std::int32_t, 16> x, GccVector<std::int32_t, 16> selected,
                                                     std::int32_t* to) {
-  const __mmask16 mask = _mm512_movepi32_mask((__m512i)stays);
+  const __mmask16 mask = _mm512_movepi32_mask((__m512i)selected);
   _mm512_storeu_si512(to, _mm512_maskz_compress_epi32(mask, (__m512i)x));
   return __builtin_popcount(mask);
 }

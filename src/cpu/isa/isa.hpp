@@ -62,6 +62,14 @@ static_assert(std::is_base_of_v<FloatEnvironment, FlushDenormals>, "FlushDenorma
 extern ivec::register_type ireg;
 RAPT_LEAF_HAS_(void, int8_dots_in_place(ireg, ireg, ireg), "RAPT_HAVE_INT8_DOTS: int8_dots_in_place(register&, ...)");
 #endif
+#if defined(RAPT_HAVE_COMPRESS)
+extern GccVector<std::int32_t, kLanes> lanes;
+extern std::int32_t* integers;
+RAPT_LEAF_HAS_(std::int64_t, compress(lanes, lanes, integers), "RAPT_HAVE_COMPRESS: std::int64_t compress(integers, mask, int32*)");
+#endif
+#if defined(RAPT_HAVE_RCP14)
+RAPT_LEAF_HAS_(vec, rcp14(x), "RAPT_HAVE_RCP14: rcp14(vec)");
+#endif
 #if defined(RAPT_HAVE_LOAD_PARTS)
 extern const void* part;
 RAPT_LEAF_HAS_(vec, load_parts(part, part, part, part), "RAPT_HAVE_LOAD_PARTS: load_parts of four const void*");
@@ -83,7 +91,7 @@ extern vec operands[kDotRows];
 extern const char* const row[kDotRows];
 RAPT_LEAF_HAS_(void, load_dots(operands, row, 0), "RAPT_HAVE_DOTS: load_dots(vec (&)[kDotRows], rows, std::int64_t)");
 RAPT_LEAF_HAS_(void, add_dots(x, x, x), "RAPT_HAVE_DOTS: add_dots(vec&, vec, vec)");
-#if defined(RAPT_HAVE_TBL)
+#if defined(RAPT_HAVE_TBL)  // the one leaf of two rows
 RAPT_LEAF_HAS_(void, exchange_halves(x, x), "kDotRows of 2: exchange_halves(vec&, vec&)");
 RAPT_LEAF_HAS_(void, merge_pairs(x, x), "kDotRows of 2: merge_pairs(vec&, vec&)");
 #endif

@@ -5,7 +5,8 @@
 // - exp2_18_bits: 2^x for any x, to 18 bits; results above 2^100 may be any number above 2^100.
 // - FixedExp2::weights: each lane has 2^x rounded to bf16 in its lower half and 2^y in its upper half, computed in 7.9
 // fixed point from kScale x + kOffset and the same of y; their sums are added to `sum`. Results below 2^-126 are 0; 2
-// and more, and NaN without the sign bit, become almost 2. Unless kSafe, so may numbers from -49500 to -24700.
+// and more, and NaN without the sign bit, become almost 2. Without kClamps, arguments from -49500 to -24700 may, too, since
+// the subtraction wraps around.
 #pragma once
 
 #include "cpu/isa/fixed_exp2.hpp"
@@ -23,7 +24,7 @@ class FixedExp2 {
  public:
   static constexpr float kScale = kFixedExp2Scale, kOffset = kFixedExp2Offset;
 
-  template <bool kSafe>
+  template <bool kClamps>
   vec weights(vec even, vec odd, vec& sum) const {
     const ivec a = integer(even), b = integer(odd), p = weight(a), q = weight(b);
     sum = sum + (cast_to_float(shift_left<16>(p)) + cast_to_float(shift_left<16>(q)));

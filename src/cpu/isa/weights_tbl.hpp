@@ -1,4 +1,4 @@
-// Softmax weights as bf16, for products of bf16, on NEON with BF16. weights.hpp defines the functions.
+// Softmax weights as bf16, for products of bf16, on NEON with BF16. weights.hpp documents these functions.
 #pragma once
 
 #include <arm_neon.h>
@@ -29,7 +29,7 @@ class FixedExp2 {
  public:
   static constexpr float kScale = kFixedExp2Scale, kOffset = kFixedExp2Offset;
 
-  template <bool kSafe>
+  template <bool kClamps>
   [[gnu::always_inline]] vec weights(vec even, vec odd, vec& sum) const {
     // The fixed-point number is in the upper half of each lane, from 0 to 0xffff, saturated (also where the magnitude
     // would exceed an int32).

@@ -1,4 +1,4 @@
-// Softmax weights as bf16, for products of bf16, on AVX-512 with VBMI and BF16. weights.hpp defines the functions.
+// Softmax weights as bf16, for products of bf16, on AVX-512 with VBMI and BF16. weights.hpp documents these functions.
 #pragma once
 
 #include <immintrin.h>
@@ -61,12 +61,12 @@ class FixedExp2 {
  public:
   static constexpr float kScale = kFixedExp2Scale, kOffset = kFixedExp2Offset;
 
-  template <bool kSafe>
+  template <bool kClamps>
   [[gnu::always_inline]] vec weights(vec even, vec odd, vec& sum) const {
     const auto integer = [](vec x) {
       const __m512i zero = _mm512_set1_epi32(0x4b400000);  // 1.5 * 2^23; the bits of larger floats are larger integers
       __m512i bits = _mm512_castps_si512(x.data);
-      if constexpr (kSafe) bits = _mm512_max_epi32(bits, zero);  // else some negative numbers wrap around
+      if constexpr (kClamps) bits = _mm512_max_epi32(bits, zero);  // else some negative numbers wrap around
       return _mm512_sub_epi32(bits, zero);
     };
     __m512i t = _mm512_shuffle_epi8(_mm512_packus_epi32(integer(even), integer(odd)), pairs_);

@@ -16,7 +16,8 @@ struct FlushDenormals : FloatEnvironment {
   FlushDenormals() : FloatEnvironment(kDefault | _MM_FLUSH_ZERO_ON) {}
 };
 
-// 2^-127 has a biased exponent of 0 and is 0; between it and the normal numbers FlushDenormals does it.
+// At -127 the biased exponent of 2^x is 0, and so is the result. Between -127 and -126 the result is denormal, and
+// FlushDenormals makes it 0.
 template <class Arch>
 [[gnu::always_inline]] inline xsimd::batch<float, Arch> exp2_argument(xsimd::batch<float, Arch> x) {
   return xsimd::max(xsimd::batch<float, Arch>(-127.f), x);  // in this order NaN stays

@@ -174,7 +174,7 @@ struct BlockProducts {
 };
 
 std::int64_t sums_of_row(std::int64_t d) noexcept {
-  return padded(d) + 1;  // dQ^T of 32 rows and another number for each, all chunks' dQ^T first
+  return padded(d) + 1;  // dQ^T of 32 rows and each row's sum for dalibi, all chunks' dQ^T first
 }
 
 template <int kComponents>

@@ -244,7 +244,7 @@ void sweep(const Head& head, QueryBlock* q_blocks, std::int64_t count, bool isol
   const bool far = last - first > kBlockK;
   const bool pack_k = must_pack_keys(p),
              pack_v = must_pack_values(p) || isolate_non_finite;  // add_non_finite() edits the packed copy
-  const bool shared = pack_k && !isolate_non_finite && begin_with_values(p);
+  const bool shared = pack_k && !isolate_non_finite && keys_begin_with_values(p);
   const bool prefetches = far || next_item;
   const auto count_seeing = [&](std::int64_t k0) {
     std::int64_t n = 0;

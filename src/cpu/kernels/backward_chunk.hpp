@@ -28,9 +28,10 @@ struct GradQueryBlock : QueryBlock {
   bool visible = false;         // some row sees one of the block's keys
 };
 
-// Panels of `rows` rows, whose lanes follow each other in the scratch that `of_panel` hands out. Returns how many.
-template <class OfPanel>
-std::int64_t make_query_blocks(std::int64_t rows, GradQueryBlock* q_blocks, OfPanel set_up) {
+// Cuts `rows` rows into query blocks, whose lanes are consecutive in scratch. `set_up(q_block, first_row)` sets each
+// block's pointers. Returns the number of blocks.
+template <class SetUp>
+std::int64_t make_query_blocks(std::int64_t rows, GradQueryBlock* q_blocks, SetUp set_up) {
   std::int64_t count = 0, lane = 0;
   for (std::int64_t r = 0; r < rows; ++count) {
     GradQueryBlock& q_block = q_blocks[count];

@@ -95,7 +95,7 @@ struct DecodeItem {
         allocator(scratch),
         w(allocator, {params.sk, params.d, params.dv, work_item.row_end - work_item.row_begin}),
         packed(must_pack(params, work_item.row_end - work_item.row_begin)),
-        shared(packed && p.dv >= kLanes && begin_with_values(p) && !one_scale_per_row(p.k_quant, p.d) &&
+        shared(packed && p.dv >= kLanes && keys_begin_with_values(p) && !one_scale_per_row(p.k_quant, p.d) &&
                !one_scale_per_row(p.v_quant, p.dv) && !deinterleaves_keys()),
         k_products(products_of_rows(keys_of(p))),
         v_products(products_of_rows(values_of(p))),

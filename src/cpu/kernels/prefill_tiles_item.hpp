@@ -86,7 +86,7 @@ struct AttentionPrefillTilesScratch {
   float* group_s;                   // [k_groups][32][32] products of each group of 32 keys, before scaling
   float* discarded;                 // [32][32] written, never read
   float* block_max;                 // [32] -inf where the row sees none of the block's keys, else 0
-  const std::byte** prefetch_rows;  // [2 kUpcomingKeys] rows of K and V to prefetch
+  const std::byte** prefetch_rows;  // [2 kPrefetchKeys] rows of K and V to prefetch
   bf16* rows;                       // [component][32][d or dv] on their way into tiles
   struct {
     std::int32_t *k, *q, *v, *p;

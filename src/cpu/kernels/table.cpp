@@ -112,15 +112,15 @@ double int8_chains(std::int64_t iterations, std::uint32_t& sum) noexcept {
 }  // namespace
 
 #if defined(RAPT_HAVE_TILES)
-constexpr auto peak_chains = tile_chains;
+constexpr auto widest_chains = tile_chains;
 #else
-constexpr auto peak_chains = fma_chains;
+constexpr auto widest_chains = fma_chains;
 #endif
 
 constinit const IsaKernels kKernels = {
 #define RAPT_OPERATION(name, Name, NAME) .name = name##_kernels(),
 #include "rapt/operations.def"
-    .fma_chains = peak_chains,
+    .peak_chains = widest_chains,
 #if defined(RAPT_HAVE_TILES) || defined(RAPT_HAVE_INT8_DOTS)
     .int8_chains = int8_chains,
 #endif

@@ -147,16 +147,16 @@ struct ComponentRows {
 // Whether rows that are bf16 already may be read in place: `whole`, if they are whole rows of tiles; `in_parts`, if
 // only tile_queries() and tile_values() read them, which read parts of 8 elements.
 enum class InPlace { no, whole, in_parts };
-inline constexpr std::int64_t kPart = 8;  // elements, 16 bytes
+inline constexpr std::int64_t kPartElements = 8;  // elements, 16 bytes
 
-// n, the elements of a row, is a multiple of kPart.
+// n, the elements of a row, is a multiple of kPartElements.
 template <class Representable>
 bool rows_are_representable(const bf16* const (&row)[32], std::int64_t n) {
   RepresentableCheck<Representable> check;
   const std::int64_t whole = n / (2 * kLanes) * (2 * kLanes);
   for (const bf16* const from : row)
     for (std::int64_t i = 0; i < whole; i += 2 * kLanes) check.add(load_u16vec(from + i));
-  for (std::int64_t i = whole; i < n; i += kPart)
+  for (std::int64_t i = whole; i < n; i += kPartElements)
     for (int r = 0; r < 32; r += kParts) check.add(as_u16vec(load_parts([&](int part) { return row[r + part] + i; })));
   return !check.failed();
 }
@@ -166,7 +166,7 @@ inline void copy_row(const bf16* from, std::int64_t n, std::int64_t padded, bf16
   std::int64_t i = 0;
   for (; i + 2 * kLanes <= n; i += 2 * kLanes) store_u16vec(to + i, load_u16vec(from + i));
   for (std::int64_t j = i; j < padded; j += 2 * kLanes) store_u16vec(to + j, u16vec(0));
-  for (; i + kPart <= n; i += kPart) __builtin_memcpy(to + i, from + i, kPart * sizeof(bf16));
+  for (; i + kPartElements <= n; i += kPartElements) __builtin_memcpy(to + i, from + i, kPartElements * sizeof(bf16));
   for (; i < n; ++i) to[i] = from[i];
 }
 
@@ -188,8 +188,8 @@ template <int kComponents, class Representable, class RowAt, class ScaleOf>
   };
   if constexpr (kComponents == 1 && std::is_same_v<T, bf16> && std::is_same_v<Scale, NoScale>) {
     if (stride == 1) {
-      const bool stays =
-          in_place == InPlace::whole ? n == padded && rows == 32 : in_place == InPlace::in_parts && n % kPart == 0;
+      const bool stays = in_place == InPlace::whole ? n == padded && rows == 32
+                                                    : in_place == InPlace::in_parts && n % kPartElements == 0;
       for (std::int64_t r = 0; r < rows; ++r) result.row[r] = row_at(r);
       for (std::int64_t r = rows; r < 32; ++r) result.row[r] = result.row[rows - 1];
       for (std::int64_t r = 0; !stays && r < 32; ++r) {
@@ -239,9 +239,10 @@ ComponentRows split_rows(const RowAt& row_at, std::int64_t stride, std::int64_t 
   auto* to = reinterpret_cast<float*>(tiles);
   for (std::int64_t k = 0; k < padded; k += kTileDepth)
     for (std::int64_t half = 0; half < 2; ++half)
-      for (std::int64_t column = k; column < k + kTileDepth; column += kPart, to += kPart / 2 * kTileRows) {
+      for (std::int64_t column = k; column < k + kTileDepth;
+           column += kPartElements, to += kPartElements / 2 * kTileRows) {
         if (column >= n) {
-          for (std::int64_t i = 0; i < kPart / 2 * kTileRows; i += kLanes) store(to + i, vec(0.f));
+          for (std::int64_t i = 0; i < kPartElements / 2 * kTileRows; i += kLanes) store(to + i, vec(0.f));
           continue;
         }
         for (std::int64_t r = 0; r < kTileRows; r += kLanes) {
@@ -268,7 +269,7 @@ template <std::int64_t kApart = 1>
 [[gnu::noinline]] inline void tile_values(const ComponentRows& rows, std::int64_t component, std::int64_t n,
                                           char* tiles) {
   auto* to = reinterpret_cast<float*>(tiles);
-  for (std::int64_t column = 0; column < n; column += kPart, to += kPart * kTileRows)
+  for (std::int64_t column = 0; column < n; column += kPartElements, to += kPartElements * kTileRows)
     for (std::int64_t first = 0; first < kTileRows; first += kLanes) {  // of the pairs
       vec low[4], high[4];                                              // columns 0 to 3, and 4 to 7
 #pragma GCC unroll 4

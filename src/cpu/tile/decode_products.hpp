@@ -89,9 +89,9 @@ inline const Products& products_of(DType dtype) {
 // For rows of n elements in groups that have a scale each.
 inline bool has_products_of_groups(DType dtype, const Quantization& quant, std::int64_t n) {
   const bool whole_vectors = n % kLanes == 0 && quant.group % kMinGroup == 0;
-  const bool takes_zeros = dtype == DType::i8 || dtype == DType::i4x2;
+  const bool takes_zero_points = dtype == DType::i8 || dtype == DType::i4x2;
   static_assert(kMinGroup % kLanes == 0);
-  return whole_vectors && (quant.group & (quant.group - 1)) == 0 && (takes_zeros || !quant.zero);
+  return whole_vectors && (quant.group & (quant.group - 1)) == 0 && (takes_zero_points || !quant.zero);
 }
 inline const Products& products_of_groups(DType dtype, bool zeros) {
   switch (dtype) {

@@ -10,7 +10,7 @@ namespace rapt::cpu::RAPT_ISA {
 constexpr std::int64_t kMaxBlockKeys = 256, kScoreBytes = kMaxBlockKeys * kRowBytes;
 constexpr int kVecsOfRow = static_cast<int>(kChunk) / kLanes;
 
-// Where a component of weights lies within the scores: in the first or the second row of each pair.
+// The byte offset of a component of weights from the scores: in the first or the second row of each pair.
 constexpr std::int64_t weights_at(int component) {
   return component * kRowBytes;
 }
@@ -35,7 +35,7 @@ struct Exponentials {
   // Sets the exponents of vector i of rows to s * s_scale + s_add.
   void set(vec s_scale, int i, vec s_add) { scale[i] = s_scale, add[i] = s_add, sum[i] = vec(0.f); }
 
-  template <bool kSafe>
+  template <bool kClamps>
   [[gnu::always_inline]] void next_step() {
 #pragma GCC unroll 8
     for (int i = 0; i < kVecsOfRow; ++i) {
@@ -52,9 +52,9 @@ struct Exponentials {
     }
     s += 2 * kChunk;
   }
-  template <bool kSafe>
+  template <bool kClamps>
   void rest() {
-    while (s != end) next_step<kSafe>();
+    while (s != end) next_step<kClamps>();
   }
 };
 
@@ -72,30 +72,30 @@ struct Exponentials<1> {
     add[i] = fma(s_add, vec(FixedExp2::kScale), vec(FixedExp2::kOffset));
     sum[i] = vec(0.f);
   }
-  template <bool kSafe>
+  template <bool kClamps>
   [[gnu::always_inline]] void next_step() {
 #pragma GCC unroll 8
-    for (int i = 0; i < kVecsOfRow; ++i) exponentiate<kSafe>(s + i * kLanes, scale[i], add[i], sum[i], exponential);
+    for (int i = 0; i < kVecsOfRow; ++i) exponentiate<kClamps>(s + i * kLanes, scale[i], add[i], sum[i], exponential);
     s += kStepKeys * kChunk;
   }
   // All remaining steps. Where the state of all vectors of a row does not fit the registers, one vector of rows after
   // the other.
-  template <bool kSafe>
+  template <bool kClamps>
   void rest() {
-    while (kVecsOfRow <= 4 && s != end) next_step<kSafe>();
+    while (kVecsOfRow <= 4 && s != end) next_step<kClamps>();
     for (int i = 0; s != end && i < kVecsOfRow; ++i) {
       const vec factor = scale[i], addend = add[i];
       const FixedExp2 local = exponential;
       vec total = sum[i];
       for (float* at = s + i * kLanes; at < end; at += kStepKeys * kChunk)
-        exponentiate<kSafe>(at, factor, addend, total, local);
+        exponentiate<kClamps>(at, factor, addend, total, local);
       sum[i] = total;
     }
     s = end;
   }
 
  private:
-  template <bool kSafe>
+  template <bool kClamps>
   [[gnu::always_inline]] static void exponentiate(float* at, vec factor, vec addend, vec& total,
                                                   const FixedExp2& exponential) {
     vec pairs[kMergedRows];
@@ -103,7 +103,7 @@ struct Exponentials<1> {
     for (int m = 0; m < kMergedRows; ++m) {
       const float* key = at + 2 * m * kChunk;
       const vec even = fma(load(key), factor, addend), odd = fma(load(key + kChunk), factor, addend);
-      pairs[m] = exponential.weights<kSafe>(even, odd, total);
+      pairs[m] = exponential.weights<kClamps>(even, odd, total);
     }
     merge_rows(pairs);
 #pragma GCC unroll 2

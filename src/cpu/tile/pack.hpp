@@ -91,7 +91,7 @@ inline KeyRows values_of(const AttentionParams& p) {
   return {p.v, p.v_stride, p.v_quant, p.dv};
 }
 // Whether a packed row of k begins with the row of v: values are a prefix of keys, and both are dequantised alike.
-inline bool begin_with_values(const AttentionParams& p) {
+inline bool keys_begin_with_values(const AttentionParams& p) {
   const auto same = [](const Strides& a, const Strides& b) {
     return a.b == b.b && a.h == b.h && a.s == b.s && a.d == b.d;
   };

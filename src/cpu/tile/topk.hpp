@@ -53,8 +53,8 @@ class Topk {
   [[gnu::always_inline]] void add(vec score, std::int64_t first, std::int64_t begin, std::int64_t end) {
     if (!xsimd::any(!(score <= vec(least_score_)))) return;
     const IntLanes lane = lane_indices();
-    const IntLanes counts = (lane >= static_cast<std::int32_t>(begin)) & (lane < static_cast<std::int32_t>(end));
-    add_lanes(order_of(score), lane + static_cast<std::int32_t>(first), counts);
+    const IntLanes valid = (lane >= static_cast<std::int32_t>(begin)) & (lane < static_cast<std::int32_t>(end));
+    add_lanes(order_of(score), lane + static_cast<std::int32_t>(first), valid);
   }
   // Adds what another Topk has selected; the arrays have room for kLanes more.
   void add(const std::int32_t* order, const std::int32_t* position, std::int64_t count) {
@@ -88,18 +88,18 @@ class Topk {
     return round_up(max(2 * kept, min(keys, 3 * kept + 1024)), 16) + kLanes;  // sort() needs 2 * kept
   }
 
-  [[gnu::noinline]] void add_lanes(IntLanes order, IntLanes position, IntLanes counts) {
-    keep(order, position, counts & (order > least_), count_);
+  [[gnu::noinline]] void add_lanes(IntLanes order, IntLanes position, IntLanes valid) {
+    append_lanes(order, position, valid & (order > least_), count_);
     if (count_ + kLanes > capacity_) prune();
   }
 
-  // Appends the lanes where `stays` is true to the first `at` elements.
-  [[gnu::always_inline]] void keep(IntLanes order, IntLanes position, IntLanes stays, std::int64_t& at) {
+  // Appends the lanes where `selected` is true to the first `at` elements.
+  [[gnu::always_inline]] void append_lanes(IntLanes order, IntLanes position, IntLanes selected, std::int64_t& at) {
 #if defined(RAPT_HAVE_COMPRESS)
-    compress(order, stays, order_ + at);
-    at += compress(position, stays, position_ + at);
+    compress(order, selected, order_ + at);
+    at += compress(position, selected, position_ + at);
 #else
-    for (int i = 0; i < kLanes; ++i) order_[at] = order[i], position_[at] = position[i], at -= stays[i];
+    for (int i = 0; i < kLanes; ++i) order_[at] = order[i], position_[at] = position[i], at -= selected[i];
 #endif
   }
 
@@ -124,16 +124,16 @@ class Topk {
     std::int64_t equal = n_ - (low < INT32_MAX ? count_from(least_ + 1) : 0), kept = 0, i = 0;
     for (; equal > 0; i += kLanes) {
       const IntLanes order = load_lanes(order_ + i), position = load_lanes(position_ + i);
-      IntLanes stays = order >= least_;
+      IntLanes selected = order >= least_;
       std::int64_t here = -sum_of(order == least_);
       for (int lane = kLanes - 1; here > equal; --lane)
-        if (order[lane] == least_) stays[lane] = 0, --here;
+        if (order[lane] == least_) selected[lane] = 0, --here;
       equal -= here;
-      keep(order, position, stays, kept);
+      append_lanes(order, position, selected, kept);
     }
     for (; i < count_; i += kLanes) {
       const IntLanes order = load_lanes(order_ + i);
-      keep(order, load_lanes(position_ + i), order > least_, kept);
+      append_lanes(order, load_lanes(position_ + i), order > least_, kept);
     }
     count_ = kept;
   }

@@ -114,8 +114,8 @@ __device__ __forceinline__ void store_rows_to_shared(std::uint32_t first_row, co
 
 // Calls finish(j, four) for all scores, where `four` are a lane's scores of columns [j, j + 8). Registers cannot be
 // indexed: each pass handles the first four and shifts the others down, so that the code of `finish` exists once.
-template <int kScores, class FinalizedRow>
-__device__ __forceinline__ void for_each_four(float (&s)[kScores], FinalizedRow finish) {
+template <int kScores, class Finish>
+__device__ __forceinline__ void for_each_four(float (&s)[kScores], Finish finish) {
 #pragma unroll 1
   for (int j = 0; j < 2 * kScores; j += 8) {
     float four[4] = {s[0], s[1], s[2], s[3]};

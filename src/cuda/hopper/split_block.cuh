@@ -152,10 +152,10 @@ struct WarpResults {
   } finish[kWarps * kRows];  // of rows whose sequence has one split
 
   // Stores partial results of the split, or results if no sequence's keys are split. Warps `step` apart share rows.
-  // Warp w's O begins at out + w * apart, in rows of `width` floats; both are multiples of 4.
+  // Warp w's O begins at out + w * warp_stride, in rows of `width` floats; both are multiples of 4.
   __device__ __forceinline__ void store(const SplitBlock& block, const PartialResults& partials, bool writes_output,
-                                        int step, const float* out, int width, int separate_values) {
-    const Sums sums{*this, step, out, width, separate_values};
+                                        int step, const float* out, int width, int warp_stride) {
+    const Sums sums{*this, step, out, width, warp_stride};
     const int rows = min(step * kRows, block.row_count - block.row_begin);
     if (writes_output) finish_rows(block, sums, rows);
     else store_partials(block, partials, sums, rows);
@@ -166,7 +166,7 @@ struct WarpResults {
     const WarpResults& of_warps;
     const int step;
     const float* const out;
-    const int width, separate_values;
+    const int width, warp_stride;
 
     // The first warp that has the block's row r, and the row's number there.
     __device__ int first(int r) const { return step == 1 ? 0 : r / kRows; }
@@ -186,7 +186,7 @@ struct WarpResults {
     __device__ float4 columns(int r, float top, int column) const {
       float4 sum = make_float4(0, 0, 0, 0);
       for (int w = first(r); w < kWarps; w += step) {
-        const float4 x = *reinterpret_cast<const float4*>(out + w * separate_values + row(r) * width + column);
+        const float4 x = *reinterpret_cast<const float4*>(out + w * warp_stride + row(r) * width + column);
         const float f = factor(r, w, top);
         const auto add = [&](float sum, float x) { return __fadd_rn(sum, __fmul_rn(x, f)); };
         sum = make_float4(add(sum.x, x.x), add(sum.y, x.y), add(sum.z, x.z), add(sum.w, x.w));

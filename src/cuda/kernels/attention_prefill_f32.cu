@@ -30,11 +30,9 @@
 namespace rapt::cuda {
 namespace {
 
-// Rows fall back where
-constexpr float kHugeScore =
-    0x1p8f;  // the largest score has this magnitude, in log2 units; fp32 has two more bits there
-constexpr float kCoarseScore =
-    0x1p-15f;  // the product of a query's and a key's scale exceeds this: see OnlineSoftmaxF32::store()
+// A row falls back if its largest score reaches kMaxExactScore, in log2 units (fp32 has two more bits there), or if the
+// product of a query's and a key's scale exceeds kCoarseScore: see OnlineSoftmaxF32::store().
+constexpr float kMaxExactScore = 0x1p8f, kCoarseScore = 0x1p-15f;
 
 // The sizes of the kernel for heads of up to kSize columns.
 template <int kSize_, bool kModified_>
@@ -254,7 +252,7 @@ struct OnlineSoftmaxF32 : SoftmaxState<C> {
       // Numbers of Q and K are off by up to 2^-25, beside numbers up to 2^15: a score is off by less than 2^-6 times
       // the product of both scales.
       const bool carried =
-          fabsf(row_max[h]) < kHugeScore && raw_max[h] < kHugeScore && key_scale[h] * factor[h] <= kCoarseScore;
+          fabsf(row_max[h]) < kMaxExactScore && raw_max[h] < kMaxExactScore && key_scale[h] * factor[h] <= kCoarseScore;
       falls_back[h] = r.out >= 0 && !(nan_or_0 == 0 && !small && (row_max[h] == -kInfinity || carried));
     }
     const unsigned rows = rows_of_warp(falls_back);

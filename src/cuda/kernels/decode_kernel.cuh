@@ -128,8 +128,8 @@ __device__ void sum_queries(std::uint32_t q, float* sums) {
 #pragma unroll 4
       for (int pair = 0; pair < kGroupUnit / 2; ++pair) {
         const int unit = i / C::kRows, row = component * C::kRows + i % C::kRows;
-        const auto pair_of_16bit = __float_as_uint(load4(q + row * C::kQueryPitch + unit * 2 * kGroupUnit + 4 * pair));
-        sum += __uint_as_float(pair_of_16bit << 16), sum += __uint_as_float(pair_of_16bit & 0xffff0000u);
+        const auto bf16x2 = __float_as_uint(load4(q + row * C::kQueryPitch + unit * 2 * kGroupUnit + 4 * pair));
+        sum += __uint_as_float(bf16x2 << 16), sum += __uint_as_float(bf16x2 & 0xffff0000u);
       }
     sums[i] = sum;
   }

@@ -100,7 +100,7 @@ struct KvRing {
         at.of[i] = page_of(params.page_size.quotient(first_row + clamped_key(step + 16 * i)));
       return at;
     } else {
-      // key_place() of semantics/sequence.hpp in 32 bits, for the lane's key.
+      // key_index() of semantics/sequence.hpp in 32 bits, for the lane's key.
       const std::uint32_t row = first_row + clamped_key(step + lane_key);
       if (!params.in_blocks) return {b, row};
       const std::uint32_t in_page = params.page_size.remainder(row);
@@ -164,20 +164,20 @@ struct KvRing {
     const bool in_row = lane_column < side.bytes;
 #pragma unroll
     for (int copy = 0; copy < kCopies; ++copy) {
-      std::uint32_t row_info;
+      std::uint32_t row_offset;  // in units of 16 bytes
       if constexpr (C::kSameKeys)
-        row_info =
+        row_offset =
             start.of[copy * kAtOnce / 16] + clamped_key(step + lane / C::kChunks + copy * kAtOnce) * side.of_rows.s;
-      else row_info = __shfl_sync(~0u, start, copy, C::kChunks);
+      else row_offset = __shfl_sync(~0u, start, copy, C::kChunks);
       // The swizzle of a row `first` rows further on differs in constant bits, since the lane's first row has these
       // bits 0.
       static_assert(C::kChunks < 8 || kAtOnce % 4 == 0 || kAtOnce <= 2);
       const int first = copy * kAtOnce, turn_bits = C::kChunks < 8 ? 0 : first % 8;
-      const std::uint32_t locate = turn_bits == 0   ? to
+      const std::uint32_t target = turn_bits == 0   ? to
                                    : turn_bits == 4 ? swizzled
                                                     : tile + (lane_offset ^ turn_bits * 16);
-      const std::uint64_t source = from + std::uint64_t{row_info} * 16;
-      if (in_row) copy16(locate + first * C::kRowBytes, reinterpret_cast<const void*>(source));
+      const std::uint64_t source = from + std::uint64_t{row_offset} * 16;
+      if (in_row) copy16(target + first * C::kRowBytes, reinterpret_cast<const void*>(source));
     }
   }
   // Copies the scales and zeros of the lane's key; a scale of 1 where there are none.

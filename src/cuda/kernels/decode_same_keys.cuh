@@ -80,10 +80,10 @@ struct SameKeysBlock {
               splits_per_block = static_cast<int>(params.blocks.quotient(splits));
     // The remainder goes to the last blocks, as the last split may be short; or to the first blocks, if there are fewer
     // splits than blocks.
-    const int has_split = splits - splits_per_block * blocks,
-              first_of_more = splits_per_block > 0 ? blocks - has_split : 0;
-    split = block * splits_per_block + max(min(block - first_of_more, has_split), 0);
-    const int count = splits_per_block + (block >= first_of_more && block < first_of_more + has_split ? 1 : 0),
+    const int remainder = splits - splits_per_block * blocks,
+              first_with_extra = splits_per_block > 0 ? blocks - remainder : 0;
+    split = block * splits_per_block + max(min(block - first_with_extra, remainder), 0);
+    const int count = splits_per_block + (block >= first_with_extra && block < first_with_extra + remainder ? 1 : 0),
               before = keys * split;
     exists = count > 0;
     begin = max(hidden - before, 0), end = min(all - before, keys * count);

@@ -1,6 +1,6 @@
 // merge_states: rows of attention over disjoint sets of keys -> rows over all of them,
 //   lse = log(sum e^lse_i),  out = sum e^(lse_i - lse) out_i.
-// A warp to a row. Weights are float64, since lse_i - lse cancels; sums are fp32, in the order of the states.
+// One warp per row. Weights are float64, since lse_i - lse cancels; sums are fp32, in the order of the states.
 #include <algorithm>
 
 #include "cuda/kernels/kernels.hpp"

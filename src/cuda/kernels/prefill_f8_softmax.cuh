@@ -98,16 +98,16 @@ struct PrefillF8Softmax {
 
   // Scores to codes. Returns whether O must be rescaled before products with these codes are added.
   __device__ __forceinline__ bool softmax(std::uint32_t (&s)[C::kScores]) {
-    std::uint32_t code_top[2][2];
+    std::uint32_t score_max[2][2];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) code_top[i % 2][i / 2] = s[i];
+    for (int i = 0; i < 4; ++i) score_max[i % 2][i / 2] = s[i];
 #pragma unroll
-    for (int i = 4; i < C::kScores; ++i) code_top[i % 2][i / 2 % 2] = max_or_nan(code_top[i % 2][i / 2 % 2], s[i]);
+    for (int i = 4; i < C::kScores; ++i) score_max[i % 2][i / 2 % 2] = max_or_nan(score_max[i % 2][i / 2 % 2], s[i]);
     std::uint32_t code[2];
 #pragma unroll
     for (int b = 0; b < 2; ++b) {
-      code_top[b][0] = max_or_nan(code_top[b][0], code_top[b][1]);
-      code[b] = fma2(code_top[b][0], c2[b], b2[b]);
+      score_max[b][0] = max_or_nan(score_max[b][0], score_max[b][1]);
+      code[b] = fma2(score_max[b][0], c2[b], b2[b]);
     }
     const std::uint32_t code_max = max_or_nan(code[0], code[1]);
     constexpr float kMax = kCodeBias + kMaxCode;
@@ -115,7 +115,7 @@ struct PrefillF8Softmax {
     rescale[0] = rescale[1] = 1;
     if (over) {
 #pragma unroll
-      for (int b = 0; b < 2; ++b) update_shift(b, code_top[b][0], code[b]);
+      for (int b = 0; b < 2; ++b) update_shift(b, score_max[b][0], code[b]);
     }
 #pragma unroll
     for (int i = 0; i < C::kScores; ++i) s[i] = max2(fma2(s[i], c2[i % 2], b2[i % 2]), kOne2);
@@ -171,8 +171,8 @@ struct PrefillF8Softmax {
     return x;
   }
   // Moves the row's shift if its own largest code asks for it: it may not depend on other rows of the warp.
-  __device__ __forceinline__ void update_shift(int b, std::uint32_t code_top, std::uint32_t code) {
-    const float first = low_f16(code_top), second = high_f16(code_top);
+  __device__ __forceinline__ void update_shift(int b, std::uint32_t score_max, std::uint32_t code) {
+    const float first = low_f16(score_max), second = high_f16(score_max);
     fallback[b] |= !(first < kInfinity) || !(second < kInfinity);
     const float largest = over_quad(fmaxf(first, second));
     if (!(over_quad(fmaxf(low_f16(code), high_f16(code))) > kCodeBias + kMaxCode)) return;
@@ -191,11 +191,11 @@ struct PrefillF8Softmax {
   __device__ static std::uint32_t broadcast_f16x2(float x) {
     return pack_f16x2(x, x);
   }
-  __device__ static float low_f16(std::uint32_t broadcast_f16x2) {
-    return __half2float(__ushort_as_half(static_cast<unsigned short>(broadcast_f16x2 & 0xffff)));
+  __device__ static float low_f16(std::uint32_t pair) {
+    return __half2float(__ushort_as_half(static_cast<unsigned short>(pair & 0xffff)));
   }
-  __device__ static float high_f16(std::uint32_t broadcast_f16x2) {
-    return __half2float(__ushort_as_half(static_cast<unsigned short>(broadcast_f16x2 >> 16)));
+  __device__ static float high_f16(std::uint32_t pair) {
+    return __half2float(__ushort_as_half(static_cast<unsigned short>(pair >> 16)));
   }
 };
 
@@ -235,9 +235,8 @@ __device__ __forceinline__ void fit_queries(std::uint32_t q, bool negative, floa
     memcpy(codes[chunk], &x, sizeof x);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      const std::uint32_t broadcast_f16x2 = f16_of_codes(codes[chunk][i / 2] >> i % 2 * 16);
-      const float low = PrefillF8Softmax<C>::low_f16(broadcast_f16x2),
-                  high = PrefillF8Softmax<C>::high_f16(broadcast_f16x2);
+      const std::uint32_t pair = f16_of_codes(codes[chunk][i / 2] >> i % 2 * 16);
+      const float low = PrefillF8Softmax<C>::low_f16(pair), high = PrefillF8Softmax<C>::high_f16(pair);
       squares = fmaf(low, low, fmaf(high, high, squares));
     }
   }
@@ -251,8 +250,8 @@ __device__ __forceinline__ void fit_queries(std::uint32_t q, bool negative, floa
       std::uint32_t* const words = &x.x;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const auto times = [&](std::uint32_t broadcast_f16x2) {
-          return codes_of_f16(fma2(f16_of_codes(broadcast_f16x2), factor, 0x80008000));
+        const auto times = [&](std::uint32_t two_codes) {
+          return codes_of_f16(fma2(f16_of_codes(two_codes), factor, 0x80008000));
         };
         words[i] = times(codes[chunk][i]) | times(codes[chunk][i] >> 16) << 16;
       }

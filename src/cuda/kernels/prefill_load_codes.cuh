@@ -39,7 +39,7 @@ struct CodeKeys {
     else origin = static_cast<std::uint32_t>(tile.key + (p.page_size > 0 ? 0 : Head(p, tile.b, tile.hk).k_first));
   }
 
-  // key_place() of semantics/sequence.hpp in 32 bits, for the lane's key of a block. A key that does not exist is
+  // key_index() of semantics/sequence.hpp in 32 bits, for the lane's key of a block. A key that does not exist is
   // replaced by one that some row sees: its codes are finite, or that row falls back anyway, so weights of 0 hide it.
   __device__ PageTableEntry request(int block) const {
     const AttentionParams& p = params.p;

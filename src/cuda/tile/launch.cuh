@@ -28,8 +28,8 @@ template <class... Parameters, class... Arguments>
 cudaError_t launch_clusters(dim3 cluster, bool overlap_previous, void (*kernel)(Parameters...), dim3 blocks,
                             unsigned threads, std::size_t shared_bytes, cudaStream_t stream,
                             const Arguments&... arguments) {
-  constexpr std::size_t kUnasked = 48 << 10;  // of shared memory, which need no attribute
-  if (shared_bytes > kUnasked) {
+  constexpr std::size_t kDefaultSharedBytes = 48 << 10;  // these need no attribute
+  if (shared_bytes > kDefaultSharedBytes) {
     const cudaError_t status =
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
     if (status != cudaSuccess) return status;
