@@ -25,10 +25,11 @@ struct AppendKvArgs {
 /// Writes the new rows of sequence i at key positions seqlens[i], seqlens[i] + 1, ... of the cache. All other rows stay
 /// as they are; lengths are the caller's to add to. Of more new rows than a ring has, the last stay.
 ///
-/// Rows of the cache's own type are copied, others rounded once, to nearest even. Scales and zeros that have an element
-/// for every row are computed from each group of the new row and written with it; those that broadcast over rows or
-/// sequences (pages) are inputs. An element x then reads back as y (A: the largest |x| of the group; + what fp32
-/// rounding of (code - zero) * scale adds, within 2^-21 A):
+/// Rows of the cache's own type are copied, those of other floats rounded once, to nearest even. Codes are the nearest
+/// to x / scale + zero; halfway between two, either. Scales and zeros that have an element for every row are computed
+/// from each group of the new row and written with it; those that broadcast over rows or sequences (pages) are inputs.
+/// An element x then reads back as y (A: the largest |x| of the group; + what fp32 rounding of (code - zero) * scale
+/// adds, within 2^-21 A):
 ///
 ///     i8, i4x2  |y - x| <= scale / 2. Computed scales: A / 127 (7 for i4x2); with zeros (max - min) / 255 (15), never
 ///               less than A 2^-20. A scale is at least 2^-126, and 1 for a group of zeros, which reads back as zeros.

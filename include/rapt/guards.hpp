@@ -39,7 +39,8 @@ struct GuardReport {
 };
 
 RAPT_API std::string_view to_string(GuardReport::Guard guard) noexcept;  ///< "nan", "shadow" or "determinism"
-/// On one line: "nan: k[0, 1, 7, 3] is nan, seen in out[0, 1, 9, 0]; attention b=1 ... -> attention_prefill.f32...".
+/// On one line: "nan: k[0, 1, 7, 3] is nan, first seen in out[0, 1, 9, 0]; attention b=1 ... ->
+/// attention_prefill.f32...".
 RAPT_API std::string to_string(const GuardReport& report);
 
 /// Which guards watch the calls of a context. Each looks at calls on the CPU, after their work is done, on the thread

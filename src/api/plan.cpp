@@ -19,7 +19,7 @@ void check_workspace(std::span<const std::byte> workspace, std::size_t wanted) {
   if (workspace.empty()) return;
   if (workspace.data() == nullptr) throw Error("workspace", "a null pointer", "memory");
   if (workspace.size() < wanted)
-    throw Error("workspace", std::to_string(workspace.size()) + " bytes", std::to_string(wanted));
+    throw Error("workspace", std::to_string(workspace.size()) + " bytes", "at least " + std::to_string(wanted));
   if (reinterpret_cast<std::uintptr_t>(workspace.data()) % 64 != 0)
     throw Error("workspace", "an address that is no multiple of 64", "64-byte alignment");
 }

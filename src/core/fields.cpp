@@ -14,7 +14,7 @@ template <class T>
 T number_of(const Word& word, std::string_view text, const char* wanted) {
   T value{};
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error == std::errc::result_out_of_range) word.refuse("a number that fits 64 bits, or a float");
+  if (error == std::errc::result_out_of_range) word.refuse("a number in the range of int64, or of float");
   if (error != std::errc() || end != text.data() + text.size()) word.refuse(wanted);
   return value;
 }

@@ -177,7 +177,7 @@ int64_t check_starts(const std::string& name, const Integers& starts, int64_t co
       throw Error(name,
                   "the decreasing " + std::to_string(before) + ", " + std::to_string(start) + " of sequence " +
                       std::to_string(i - 1),
-                  "rising starts");
+                  "starts that never decrease");
     longest = std::max(longest, start - before);
   }
   if (const int64_t last = starts[count - 1]; last != total)

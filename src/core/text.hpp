@@ -11,7 +11,8 @@
 namespace rapt {
 
 // The fewest digits that read back as x.
-inline std::string shortest(float x) {
+template <class Float>
+std::string shortest(Float x) {
   std::array<char, 32> text;
   const auto result = std::to_chars(text.data(), text.data() + text.size(), x);
   return {text.data(), result.ptr};

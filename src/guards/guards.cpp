@@ -1,14 +1,15 @@
 #include "guards/guards.hpp"
 
+#include <array>
 #include <charconv>
 #include <cmath>
-#include <cstdio>
 #include <cstdlib>
 #include <set>
 #include <string_view>
 #include <utility>
 
 #include "core/float_environment.hpp"
+#include "core/text.hpp"
 
 namespace rapt {
 namespace {
@@ -29,10 +30,16 @@ Number number_of(const char* argument, std::string_view word, std::size_t from, 
   return number;
 }
 
+// Nine digits tell floats apart.
+std::string number_text(double x) {
+  std::array<char, 32> text;
+  return {text.data(), std::to_chars(text.data(), text.data() + text.size(), x, std::chars_format::general, 9).ptr};
+}
+
 void check(const char* argument, const Guards& guards) {
   if (guards.shadow < 0) throw Error(argument, "shadow=" + std::to_string(guards.shadow), kRows);
   if (!(guards.tolerance > 0) || !std::isfinite(guards.tolerance))
-    throw Error(argument, "a tolerance of " + std::to_string(guards.tolerance), kFactor);
+    throw Error(argument, "a tolerance of " + number_text(guards.tolerance), kFactor);
   if (guards.shadow == 0 && guards.tolerance != 1)
     throw Error(argument, "a tolerance without shadow", "shadow=ROWS, too, whose bounds it is for");
 }
@@ -55,12 +62,6 @@ Guards parse(const char* argument, std::string_view words) {
   }
   check(argument, guards);
   return guards;
-}
-
-std::string number_text(double x) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.9g", x);
-  return text;
 }
 
 std::string to_text(const GuardReport::Place& place) {
@@ -131,7 +132,7 @@ std::string to_string(const Guards& guards) {
   const auto add = [&](const std::string& word) { text += (text.empty() ? "" : ",") + word; };
   if (guards.nan) add("nan");
   if (guards.shadow > 0) add("shadow=" + std::to_string(guards.shadow));
-  if (guards.shadow > 0 && guards.tolerance != 1) add("tolerance=" + number_text(guards.tolerance));
+  if (guards.shadow > 0 && guards.tolerance != 1) add("tolerance=" + shortest(guards.tolerance));
   if (guards.determinism) add("determinism");
   return text;
 }

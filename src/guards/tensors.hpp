@@ -62,7 +62,7 @@ inline Block cut(Block block, std::size_t dim, std::int64_t begin, std::int64_t 
   return block;
 }
 
-// Element i of the last dimension of a row of `t`, which counts the numbers of i4x2 one by one.
+// How many numbers a row of the last dimension of `t` has; a byte of i4x2 has two.
 inline std::int64_t numbers_of_row(const TensorView& t) {
   return t.shape[static_cast<std::size_t>(t.ndim - 1)] * (t.dtype == DType::i4x2 ? 2 : 1);
 }

@@ -1,12 +1,13 @@
-// Codes of quantised caches: how append_kv computes them, bit for bit the same on every backend. In float64, so that x
-// / scale + zero is rounded once.
+// Codes of quantised caches: how append_kv computes them, bit for bit the same on every backend. x * (1 / scale) + zero
+// is computed in float64: its error is far below a code's step, but what lies halfway between two codes may take
+// either.
 #pragma once
 
 #include "core/pod.hpp"
 
 namespace rapt {
 
-// x is stored as the code nearest to x / scale + zero.
+// x is stored as the code nearest to x / scale + zero, up to rounding in float64 (for 8-bit floats then in fp32).
 struct Coding {
   float scale = 1, zero = 0;
 };

@@ -39,7 +39,7 @@ struct KeyRange {
 };
 
 // The keys in [low, high) that row `token`, at key position `position`, sees after causal, window and the sizes of
-// bias and mask. Both ends rise with the row.
+// bias and mask. Both ends rise with the row, up to the last that bias and mask have; rows behind it see no key.
 RAPT_HOST_DEVICE KeyRange visible_keys(const ScoreParams& s, std::int64_t token, std::int64_t position,
                                        std::int64_t low, std::int64_t high) {
   const std::int64_t first = s.left == kOpen ? low : clamp_to(position - s.left, low, high);
@@ -50,8 +50,9 @@ RAPT_HOST_DEVICE KeyRange visible_keys(const ScoreParams& s, std::int64_t token,
 
 // The keys that any row of a sequence sees.
 RAPT_HOST_DEVICE KeyRange visible_keys(const ScoreParams& s, const Sequence& q) {
-  if (q.len_q == 0) return {0, 0};
-  const std::int64_t offset = row_offset(s, q), end = q.len_q - 1;
+  const std::int64_t rows = q.len_q < s.modifier_rows ? q.len_q : s.modifier_rows;
+  if (rows == 0) return {0, 0};
+  const std::int64_t offset = row_offset(s, q), end = rows - 1;
   return {visible_keys(s, 0, offset, q.oldest, q.len_k).first,
           visible_keys(s, end, offset + end, q.oldest, q.len_k).last};
 }

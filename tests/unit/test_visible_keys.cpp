@@ -58,3 +58,18 @@ TEST_CASE("divisors: quotients and remainders of numbers below 2^31") {
     }
   }
 }
+
+TEST_CASE("visible keys: of a sequence, those of the rows that bias and mask have") {
+  ScoreParams s{};
+  s.left = s.right = kOpen;
+  s.modifier_keys = kNoLimit;
+  Sequence q{};
+  q.len_q = 3, q.len_k = 4;
+  for (const std::int64_t rows : {std::int64_t{1}, std::int64_t{2}, std::int64_t{3}, kNoLimit}) {
+    s.modifier_rows = rows;
+    CHECK(visible_keys(s, q).first == 0);
+    CHECK(visible_keys(s, q).last == 4);
+  }
+  s.modifier_rows = 0;
+  CHECK(visible_keys(s, q).last == 0);
+}

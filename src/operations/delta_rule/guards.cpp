@@ -57,7 +57,7 @@ void look_at_state(const DeltaRuleArgs& args, const DeltaRuleParams& params, Sav
 }
 
 const char* why_not_again(const DeltaRuleArgs& args) {
-  return args.state_slots ? "pools of states are updated in place" : nullptr;
+  return args.state_slots ? "pools of states are not run twice" : nullptr;
 }
 
 }  // namespace rapt

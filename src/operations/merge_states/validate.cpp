@@ -44,7 +44,8 @@ void check(const MergeStatesProblem& p) {
   for (const DType dtype : {p.dtype, p.out_dtype}) check_type("outs", dtype, kFloatTypes);
   if (p.rows < 0 || p.rows > kMaxOffset) throw Error("outs", std::to_string(p.rows) + " rows", "0 to 2^52");
   if (p.dv < 1 || p.dv > kMaxHeadSize) throw Error("outs", "dv = " + std::to_string(p.dv), "1 to 8192");
-  if (p.count < 1 || p.count > kMaxSize) throw Error("outs", std::to_string(p.count) + " tensors", "one or more");
+  if (p.count < 1 || p.count > kMaxSize)
+    throw Error("outs", std::to_string(p.count) + " tensors", "1 to " + std::to_string(kMaxSize));
 }
 
 Call OperationOf<MergeStatesArgs>::bind(const Args& args, Bound& bound) {

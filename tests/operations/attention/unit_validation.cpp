@@ -236,7 +236,7 @@ TEST_CASE("validation: errors name what has to change, where it is, and limits a
             [&](auto& a) {
               a.cu_seqlens_q = {falling, {4}};
             },
-            "ragged_q=9") == "cu_seqlens_q: the decreasing 5, 4 of sequence 1; wanted rising starts");
+            "ragged_q=9") == "cu_seqlens_q: the decreasing 5, 4 of sequence 1; wanted starts that never decrease");
   for (const auto& [softcap, text] :
        {std::pair{1e-31f, "1e-31"}, {-0.25f, "-0.25"}, {0.f, "0"}, {std::numeric_limits<float>::infinity(), "inf"}})
     CHECK(message([value = softcap](auto& a) { a.score.softcap = value; }) ==
