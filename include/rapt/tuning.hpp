@@ -11,14 +11,14 @@
 
 namespace rapt {
 
-/// What the plans of one entry go by. -1: they have nothing of the kind.
+/// What the plans of one entry go by. -1: the entry does not use the value.
 struct TuningValues {
   /// Microseconds of work, as estimated from FLOPs and bytes, that are worth another worker.
   std::int64_t worker_us = -1;
   /// Work items that each of several workers gets at least, if there are so many. Where all items are alike: into how
   /// many parts a worker's share is cut, fetched one by one.
   std::int64_t items_per_worker = -1;
-  /// attention: but 2 rather than items of fewer rows.
+  /// attention: the fewest rows of an item, unless a worker would then get fewer than two items.
   std::int64_t min_item_rows = -1;
   /// The share of L2 that an item's rows (attention), or its keys (attention_backward), may take.
   std::int64_t l2_percent = -1;

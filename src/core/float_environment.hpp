@@ -6,8 +6,8 @@
 
 namespace rapt {
 
-// Rounds to nearest without traps and keeps denormals while it lives, or has another mode; then the thread has back
-// what it had set, and the exceptions it had seen.
+// Sets round-to-nearest, no traps and denormals kept, or `mode`, for its lifetime. Restores the thread's mode and
+// exception flags.
 class FloatEnvironment {
  public:
 #if defined(__SSE2__)

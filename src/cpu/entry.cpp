@@ -26,16 +26,16 @@ int workers_for(double worth, int concurrency, std::int64_t items) {
       std::clamp<std::int64_t>(static_cast<std::int64_t>(workers), 1, std::max<std::int64_t>(items, 1)));
 }
 
-StreamPlan::StreamPlan(const StreamWork& work, double bytes_of_worker, std::int64_t turns, int concurrency)
+StreamPlan::StreamPlan(const StreamWork& work, double bytes_of_worker, std::int64_t chunks_per_worker, int concurrency)
     : scratch_bytes(work.scratch_bytes) {
   work_items = work.items;
   threads = workers_for(work.bytes / bytes_of_worker, concurrency, work.items);
-  items_per_turn = std::max<std::int64_t>(work.items / (threads * turns), 1);
+  items_per_chunk = std::max<std::int64_t>(work.items / (threads * chunks_per_worker), 1);
   workspace_bytes = static_cast<std::size_t>(threads) * scratch_bytes;
 }
 
 std::string StreamPlan::note() const {
-  return std::to_string(work_items) + " work items, " + std::to_string(items_per_turn) + " at a time";
+  return std::to_string(work_items) + " work items, " + std::to_string(items_per_chunk) + " at a time";
 }
 
 }  // namespace rapt::cpu

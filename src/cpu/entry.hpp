@@ -86,8 +86,8 @@ void run_workers(Workers& workers, int threads, const Context::Impl& context, co
   context.executor().run(threads, work, &shared);
 }
 
-// How many times a worker takes work items that are all alike: several, so that workers finish together.
-inline constexpr std::int64_t kTurns = 4;
+// Into how many chunks a worker's share of work items that are all alike is cut, so that workers finish together.
+inline constexpr std::int64_t kChunksPerWorker = 4;
 
 // The work of a problem whose work items are all alike, so that any worker may do them in any order.
 struct StreamWork {
@@ -98,10 +98,10 @@ struct StreamWork {
 
 // The plan of such a problem. Each worker moves `bytes_of_worker` or more.
 struct StreamPlan final : EntryPlan {
-  std::int64_t items_per_turn = 1;  // work items that a worker takes at a time
-  std::size_t scratch_bytes = 0;    // of one worker
+  std::int64_t items_per_chunk = 1;  // work items that a worker takes at a time
+  std::size_t scratch_bytes = 0;     // of one worker
 
-  StreamPlan(const StreamWork& work, double bytes_of_worker, std::int64_t turns, int concurrency);
+  StreamPlan(const StreamWork& work, double bytes_of_worker, std::int64_t chunks_per_worker, int concurrency);
   std::string note() const override;
 };
 
@@ -118,7 +118,7 @@ void run_stream(const StreamPlan& plan, const Context::Impl& context, const Call
 
     void work(int worker) {
       std::byte* const scratch = workspace + static_cast<std::size_t>(worker) * plan.scratch_bytes;
-      const std::int64_t step = plan.threads == 1 ? plan.work_items : plan.items_per_turn;
+      const std::int64_t step = plan.threads == 1 ? plan.work_items : plan.items_per_chunk;
       for (std::int64_t i; (i = next.fetch_add(step, std::memory_order_relaxed)) < plan.work_items;) {
         const std::int64_t end = std::min(i + step, plan.work_items);
         const TaskScope task(tasks, Task::Kind::item, worker, i, end - i);
@@ -139,7 +139,7 @@ class StreamEntry final : public CpuEntry {
  public:
   StreamEntry(const Kernel& kernel, const BuiltIsa& built, WorkOf<Kernel> work_of)
       : CpuEntry(kernel.facts, built), kernel_(kernel), work_of_(work_of) {
-    tuning.items_per_worker = kTurns;
+    tuning.items_per_worker = kChunksPerWorker;
   }
 
   std::string_view refuse(const Problem&, const Context::Impl& context) const override { return refuse_isa(context); }

@@ -146,7 +146,7 @@ std::string explain(const Choice& choice, const EntryPlan& plan, const Problem& 
   text += "\nworkspace  " + std::to_string(plan.workspace_bytes) + " bytes\n";
   for (const Candidate& c : candidates) {
     const bool chosen = c.entry == choice.entry->name;
-    const std::string verdict = chosen ? "chosen" : c.refusal.empty() ? "would do, later in order" : c.refusal;
+    const std::string verdict = chosen ? "chosen" : c.refusal.empty() ? "usable, ranked lower" : c.refusal;
     text += (chosen ? "  * " : "    ") + c.entry + ": " + verdict + "\n";
   }
   return text;

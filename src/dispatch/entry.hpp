@@ -40,7 +40,7 @@ class Entry {
   TuningValues tuning;      // what its plans go by, unless the context has other values
 
   virtual ~Entry() = default;
-  // What its plans in the context go by.
+  // This entry's tuning in `context`.
   const TuningValues& tuning_in(const Context::Impl& context) const {
     for (const EntryTuning& tuned : context.options.tuning->entries)
       if (tuned.entry == name) return tuned.values;

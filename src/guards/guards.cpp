@@ -169,22 +169,22 @@ void ContextGuards::look_after(const WatchedCall<Args>& watched, const SavedStat
     compare_with_shadow(watched, guards_.shadow, guards_.tolerance, calls_.fetch_add(1, std::memory_order_relaxed),
                         reports);
   if (!guards_.determinism) return;
-  if (const char* why = why_not_again(watched.args)) return reports.pass(Guard::determinism, why);
+  if (const char* why = why_not_again(watched.args)) return reports.skip(Guard::determinism, why);
   run_again(watched, watched.plan.threads > 1 ? *serial_ : *several_, before, reports);
 }
 
-void ContextGuards::pass_all(Reports& reports, const char* reason) const {
-  if (guards_.nan) reports.pass(Guard::nan, reason);
-  if (guards_.shadow > 0) reports.pass(Guard::shadow, reason);
-  if (guards_.determinism) reports.pass(Guard::determinism, reason);
+void ContextGuards::skip_all(Reports& reports, const char* reason) const {
+  if (guards_.nan) reports.skip(Guard::nan, reason);
+  if (guards_.shadow > 0) reports.skip(Guard::shadow, reason);
+  if (guards_.determinism) reports.skip(Guard::determinism, reason);
 }
 
 void ContextGuards::deliver(const Reports& reports) const {
   for (const GuardReport& report : reports.findings) deliver(report);
-  for (const auto& [guard, reason] : reports.passed) {
+  for (const auto& [guard, reason] : reports.skipped) {
     if (!guards_.repeat_not_watched) {
       const std::lock_guard lock(mutex_);
-      if (!passed_.emplace(reports.operation(), guard, reason).second) continue;
+      if (!skipped_.emplace(reports.operation(), guard, reason).second) continue;
     }
     GuardReport report = reports.about(guard, GuardReport::Kind::not_watched);
     report.reason = reason;

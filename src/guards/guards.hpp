@@ -32,7 +32,7 @@ class Reports {
     findings.push_back(std::move(report));
   }
   // The call, or a part of it, is not watched. Mostly that was said before, so that no text is made here.
-  void pass(Guard guard, const char* reason) { passed.emplace(guard, reason); }
+  void skip(Guard guard, const char* reason) { skipped.emplace(guard, reason); }
   GuardReport about(Guard guard, GuardReport::Kind kind) const {
     GuardReport report;
     report.guard = guard, report.kind = kind;
@@ -42,7 +42,7 @@ class Reports {
   Operation operation() const { return operation_of(problem_); }
 
   std::vector<GuardReport> findings;
-  std::set<std::pair<Guard, std::string_view>> passed;
+  std::set<std::pair<Guard, std::string_view>> skipped;
 
  private:
   const Problem& problem_;
@@ -78,7 +78,7 @@ class ContextGuards {
     Reports reports(watched.call.problem, watched.entry.name);
     if (watched.call.device.type != DeviceType::cpu) {
       run();
-      pass_all(reports, "tensors in a GPU's memory");
+      skip_all(reports, "tensors in a GPU's memory");
     } else {
       const SavedState before = look_before(watched);
       run();
@@ -93,7 +93,7 @@ class ContextGuards {
   SavedState look_before(const WatchedCall<Args>& watched) const;
   template <class Args>
   void look_after(const WatchedCall<Args>& watched, const SavedState& before, Reports& reports) const;
-  void pass_all(Reports& reports, const char* reason) const;
+  void skip_all(Reports& reports, const char* reason) const;
   void deliver(const Reports& reports) const;
   void deliver(const GuardReport& report) const;
 
@@ -103,7 +103,7 @@ class ContextGuards {
   mutable std::atomic<std::uint64_t> calls_{0};
   mutable std::mutex mutex_;
   // What deliver() has said of calls that are not watched.
-  mutable std::set<std::tuple<Operation, GuardReport::Guard, std::string_view>> passed_;
+  mutable std::set<std::tuple<Operation, GuardReport::Guard, std::string_view>> skipped_;
 };
 
 // The guards themselves, for each operation.
@@ -121,7 +121,7 @@ void compare_with_shadow(const WatchedCall<AttentionBackwardArgs>& watched, int 
                          std::uint64_t number, Reports& reports);
 template <class Args>
 void compare_with_shadow(const WatchedCall<Args>&, int, double, std::uint64_t, Reports& reports) {
-  reports.pass(GuardReport::Guard::shadow, "the shadow is of attention and its dq alone");
+  reports.skip(GuardReport::Guard::shadow, "the shadow is of attention and its dq alone");
 }
 
 // Why a second run would not find what the first one did, or may not write where it did; null if it may run again.

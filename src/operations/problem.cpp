@@ -13,7 +13,7 @@
 namespace rapt {
 namespace {
 
-// As the operation of this number or one behind it.
+// Parses as operation kIndex or a later one.
 template <std::size_t kIndex = 0>
 Problem parse_as(std::string_view name, std::string_view text, const std::string& names = {}) {
   if constexpr (kIndex == std::variant_size_v<Problem>) {
@@ -40,7 +40,7 @@ Call validate_by_table(const Args& args, std::span<const std::byte> workspace) {
   if constexpr (runs_on_gpus<Args>) device = Op::device(args);
   Bound bound(kArgumentsOf<Args>, &args, mode, device);
   bound.check();
-  // For default scales and the like: tensors alone ask for none.
+  // Default scales are computed in floating point.
   [[maybe_unused]] const std::conditional_t<takes_scalars<Args>, FloatEnvironment, std::monostate> environment{};
   Call call = Op::bind(args, bound);
   bound.check_overlaps();

@@ -47,7 +47,7 @@ RAPT_HOST_DEVICE PhiloxWords philox(PhiloxWords x, std::uint32_t key_0, std::uin
 }
 
 // The keys of one draw, which begins at a multiple of this number. Two keys share a word, the first in its lower half.
-inline constexpr std::int64_t kKeysOfDraw = 8;
+inline constexpr std::int64_t kKeysPerDraw = 8;
 
 // Word 2 of Philox's counter, for a head.
 RAPT_HOST_DEVICE std::uint32_t dropout_head(const DropoutParams& d, std::int64_t b, std::int64_t q_head) {
@@ -57,10 +57,10 @@ RAPT_HOST_DEVICE std::uint32_t dropout_head(const DropoutParams& d, std::int64_t
 RAPT_HOST_DEVICE bool is_dropped(const DropoutParams& d, std::int64_t b, std::int64_t q_head, std::int64_t row,
                                  std::int64_t key) {
   if (!d.given) return false;
-  const PhiloxWords random = philox({{static_cast<std::uint32_t>(key / kKeysOfDraw), static_cast<std::uint32_t>(row),
+  const PhiloxWords random = philox({{static_cast<std::uint32_t>(key / kKeysPerDraw), static_cast<std::uint32_t>(row),
                                       dropout_head(d, b, q_head), d.offset}},
                                     d.key[0], d.key[1]);
-  const std::int64_t at = key % kKeysOfDraw;
+  const std::int64_t at = key % kKeysPerDraw;
   return (random.word[at / 2] >> (at % 2 * 16) & 0xffff) < d.threshold;
 }
 

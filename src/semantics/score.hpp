@@ -59,20 +59,20 @@ RAPT_HOST_DEVICE KeyRange visible_keys(const ScoreParams& s, const Sequence& q) 
 
 // visible_keys() in 32 bits, for kernels with fewer than 2^30 rows and keys. Keys are counted from `base` on, which is
 // at most 2^30 below the oldest.
-struct KeyWindow {
+struct KeyBounds32 {
   std::int32_t first, last;  // row `token` sees keys [token + first, token + last)
   std::int32_t low, high;    // limits of these keys
   std::int32_t rows, limit;  // rows from `rows` on see no key; others see none from `limit` on
 
-  RAPT_HOST_DEVICE KeyWindow(const ScoreParams& s, const Sequence& q, std::int64_t base) {
+  RAPT_HOST_DEVICE KeyBounds32(const ScoreParams& s, const Sequence& q, std::int64_t base) {
     constexpr std::int32_t kFar = 1 << 30;  // farther than any key from any row
     const std::int64_t offset = row_offset(s, q) - base;
-    first = s.left == kOpen ? -kFar : near(offset - s.left);
-    last = s.right == kOpen ? kFar : near(offset + s.right + 1);
-    low = near(q.oldest - base), high = near(q.len_k - base);
-    rows = near(s.modifier_rows), limit = near(s.modifier_keys - base);
+    first = s.left == kOpen ? -kFar : saturate(offset - s.left);
+    last = s.right == kOpen ? kFar : saturate(offset + s.right + 1);
+    low = saturate(q.oldest - base), high = saturate(q.len_k - base);
+    rows = saturate(s.modifier_rows), limit = saturate(s.modifier_keys - base);
   }
-  KeyWindow() = default;
+  KeyBounds32() = default;
   // Counts keys from `key` on instead.
   RAPT_HOST_DEVICE void start_at(std::int32_t key) { first -= key, last -= key, low -= key, high -= key, limit -= key; }
   RAPT_HOST_DEVICE std::int32_t first_of(std::int32_t token) const { return clamp(token + first); }
@@ -82,7 +82,7 @@ struct KeyWindow {
   }
 
  private:
-  RAPT_HOST_DEVICE static std::int32_t near(std::int64_t x) {
+  RAPT_HOST_DEVICE static std::int32_t saturate(std::int64_t x) {
     constexpr std::int64_t kFar = 1 << 30;
     return static_cast<std::int32_t>(clamp_to(x, -kFar, kFar));
   }
@@ -139,7 +139,7 @@ RAPT_HOST_DEVICE float alibi_shift_log2(const ScoreParams& s, std::int64_t b, st
   return alibi_slope_log2(s, b, q_head, number_at) * abs_of(static_cast<float>(position - nearest));
 }
 
-// That derivative at x = q.k * scale_log2.
+// d(final score) / d(scaled q.k), at x = q.k * scale_log2.
 RAPT_HOST_DEVICE double score_derivative(const ScoreParams& s, double x) {
   if (!changes_derivative(s)) return 1;
   const double tanh = tanh_of(x / static_cast<double>(s.softcap_log2));

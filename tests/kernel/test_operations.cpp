@@ -297,7 +297,7 @@ TEST_CASE("operations: plans say what runs, and run it", "[kernel][numbers]") {
       CHECK(plan.candidates().size() >= usable_entries(problem).size());
       for (const Candidate& c : plan.candidates()) {
         const std::string verdict = c.entry == plan.entry() ? "chosen"
-                                    : c.refusal.empty()     ? "would do, later in order"
+                                    : c.refusal.empty()     ? "usable, ranked lower"
                                                             : c.refusal;
         CHECK(plan.explain().find(" " + c.entry + ": " + verdict + "\n") != std::string::npos);
       }

@@ -24,7 +24,7 @@ TEST_CASE("visible keys: 32 bits say what 64 do") {
     q.len_q = pick({1, 60, 3000}), q.len_k = pick({0, 1, 129, 4096});
     if (random() % 4 == 0) q.oldest = std::int64_t{1} << 40, q.len_k += q.oldest;  // a ring
     const std::int64_t base = q.oldest / 128 * 128;
-    KeyWindow window(s, q, base);
+    KeyBounds32 window(s, q, base);
     const auto start = static_cast<std::int32_t>(pick({0, 128}));
     window.start_at(start);
     for (const std::int64_t token : {std::int64_t{0}, std::int64_t{49}, std::int64_t{50}, q.len_q - 1}) {

@@ -64,7 +64,7 @@ class DroppedLanes {
   }
 
   // Draws for keys [8 n, 8 n + 8).
-  [[gnu::always_inline]] void draw(std::int64_t n, AfterDropout (&after)[kKeysOfDraw]) const {
+  [[gnu::always_inline]] void draw(std::int64_t n, AfterDropout (&after)[kKeysPerDraw]) const {
     const auto low = [](std::uint64_t x) { return std::uint64_t{static_cast<std::uint32_t>(x)}; };
     const std::uint64_t of_keys = kPhiloxMultiplier[0] * low(static_cast<std::uint64_t>(n));
     const std::uint64_t next = kPhiloxMultiplier[1] * (of_keys >> 32 ^ dropout_.offset ^ key_[0][1]);
@@ -112,12 +112,12 @@ template <class F>
 [[gnu::always_inline]] inline void for_each_drawn_key(const Head& head, const Row* row, std::int64_t k0,
                                                       std::int64_t begin, std::int64_t end, F f) {
   const DroppedLanes lanes(head, row);
-  for (std::int64_t j = begin / kKeysOfDraw * kKeysOfDraw; j < end; j += kKeysOfDraw) {
-    AfterDropout after[kKeysOfDraw];
-    lanes.draw((k0 + j) / kKeysOfDraw, after);
-    const bool whole = begin <= j && j + kKeysOfDraw <= end;
+  for (std::int64_t j = begin / kKeysPerDraw * kKeysPerDraw; j < end; j += kKeysPerDraw) {
+    AfterDropout after[kKeysPerDraw];
+    lanes.draw((k0 + j) / kKeysPerDraw, after);
+    const bool whole = begin <= j && j + kKeysPerDraw <= end;
 #pragma GCC unroll 8
-    for (int i = 0; i < kKeysOfDraw; ++i)
+    for (int i = 0; i < kKeysPerDraw; ++i)
       if (whole || (begin <= j + i && j + i < end)) f(j + i, after[i]);
   }
 }

@@ -72,7 +72,7 @@ struct TileScheduler {
   unsigned round = 0;
 
   // The next tile; false: there is none, and `tile` has no blocks. `keys` are counted from the tile's first.
-  __device__ bool next(TileExtent& tile, KeyWindow& keys) {
+  __device__ bool next(TileExtent& tile, KeyBounds32& keys) {
     const AttentionParams& p = grid.p;
     const auto all = static_cast<unsigned>(
         C::kSplit && grid.has_list ? list.offsets[grid.partials.sequences] * static_cast<int>(p.hk) : grid.all);
@@ -120,7 +120,7 @@ struct TileScheduler {
     }
   }
   // Fills in the rest of a tile. False: it has no rows, or its split no keys.
-  __device__ bool locate(TileExtent& tile, KeyWindow& keys) {
+  __device__ bool locate(TileExtent& tile, KeyBounds32& keys) {
     const AttentionParams& p = grid.p;
     const Sequence sequence = sequence_of(p, p, tile.b);
     tile.q_first = static_cast<int>(sequence.q_first);
@@ -129,7 +129,7 @@ struct TileScheduler {
     if (p.total_q >= 0 && is_decode_sequence(p, tile.rows) != C::kSplit) return false;  // the other launch does it
     if (C::kSplit && tile.rows <= kFewRows) return false;                               // attention_decode does it
     const std::int64_t base = sequence.oldest / C::kKeys * C::kKeys;
-    keys = KeyWindow(p.score, sequence, base);
+    keys = KeyBounds32(p.score, sequence, base);
     if constexpr (C::kSplit) {
       const SplitKeys splits(Head(p, tile.b, tile.hk), grid.partials.rule);
       if (tile.split >= splits.count) return false;
@@ -155,7 +155,7 @@ struct TileProducer {
   // Queues tile i; false: there is none, and an empty tile tells the readers.
   __device__ bool push(unsigned i) {
     TileExtent tile;
-    KeyWindow keys;
+    KeyBounds32 keys;
     const bool more = scheduler.next(tile, keys);
     queue.wait_empty(i);
     tiles[i % kQueueTiles].fill(grid, tile, keys, threadIdx.x - (128 - C::kProducers), C::kProducers);
@@ -193,7 +193,7 @@ int plan_grid(TileGrid& grid, std::int64_t key_bytes) {
   grid.all = grid.heads * grid.tiles, grid.section_tiles = Divisor(grid.section * grid.tiles);
   grid.of_section = Divisor(grid.section), grid.of_last_section = Divisor(std::max(grid.heads % grid.section, 1));
   grid.splits = Divisor(C::kSplit ? grid.partials.splits : 1), grid.hk = Divisor(p.hk), grid.group = Divisor(p.group);
-  if (are_alike(p)) grid.window = KeyWindow(p.score, sequence_of(p, p, 0), 0);
+  if (are_alike(p)) grid.window = KeyBounds32(p.score, sequence_of(p, p, 0), 0);
   const bool found_by_search = p.total_q >= 0 && !C::kSplit, may_be_empty = C::kSplit && !are_alike(p);
   grid.has_list = (found_by_search || (may_be_empty && grid.all > 2 * blocks)) &&
                   (C::kSplit ? grid.partials.sequences : p.b) <= SequenceList::kMax;

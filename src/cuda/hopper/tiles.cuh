@@ -24,7 +24,7 @@ struct TileGrid {
   bool q_by_tma;    // TMA loads Q
   bool has_list;    // thread blocks have a SequenceList in shared memory
   // If all sequences have the same lengths: what their rows see of keys, counted from key 0.
-  KeyWindow window;
+  KeyBounds32 window;
 
   // The thread block's tile in a round; none if it is `all` or more. Within a section the longest tiles come first, for
   // causal calls: from the last tile of each head on. Every other round goes backwards, so that each thread block gets
@@ -63,7 +63,7 @@ struct TileExtent {
   // multiple of kKeys. `part_of(begin, end)` may cut keys off at either end. `keys` are then counted from the tile's
   // first.
   template <int kRows, int kKeys, class PartOf>
-  __device__ void cut(const Divisor& group, KeyWindow& keys, std::int64_t base, PartOf part_of) {
+  __device__ void cut(const Divisor& group, KeyBounds32& keys, std::int64_t base, PartOf part_of) {
     // Neither end of what a row sees moves down from row to row, but rows past the mask's last see nothing.
     const int last_row = min(row + kRows, rows) - 1;
     token = static_cast<int>(group.quotient(row));
@@ -114,7 +114,8 @@ struct Tile : TileExtent {
   }
 
   // Called by `threads` threads.
-  __device__ void fill(const TileGrid& grid, const TileExtent& extent, const KeyWindow& keys, int thread, int threads) {
+  __device__ void fill(const TileGrid& grid, const TileExtent& extent, const KeyBounds32& keys, int thread,
+                       int threads) {
     const AttentionParams& p = grid.p;
     const int all_keys = extent.blocks * C::kKeys;
     if (thread == 0) {
@@ -166,7 +167,7 @@ struct Tile : TileExtent {
 // A tile of sequences of equal lengths: the data of its rows are computed where they are needed.
 template <class C>
 struct DenseTile : TileExtent {
-  KeyWindow keys;               // counted from the tile's first
+  KeyBounds32 keys;             // counted from the tile's first
   KeyRange32 seen_by_all_rows;  // those that all rows see, counted likewise
 
   struct RowInfo {

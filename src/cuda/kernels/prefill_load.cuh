@@ -94,7 +94,7 @@ __device__ void load_by_tma(const PrefillParams& params, TileScheduler<C> schedu
   const AttentionParams& p = params.p;
   const int lane = kPaged ? threadIdx.x % 32 : 0;
   TileExtent tile;
-  KeyWindow keys;
+  KeyBounds32 keys;
   const bool keep_in_l2 = keeps_keys<C>(params);
   bool has_tile = scheduler.next(tile, keys);
   for (unsigned t = 0, n = 0; has_tile; ++t) {

@@ -325,7 +325,7 @@ __device__ __noinline__ void recompute_fallback_rows(const PrefillParams& params
   const int lane = threadIdx.x % 32, warp_row = first_row_of_warp<C>();
   TileScheduler<C> scheduler{params, list};
   TileExtent tile;
-  KeyWindow keys;
+  KeyBounds32 keys;
 #pragma unroll 1
   for (unsigned t = 0; scheduler.next(tile, keys); ++t) {
     if ((tiles >> t % 32 & 1) == 0) continue;

@@ -12,7 +12,7 @@ namespace rapt {
 
 // What causal, window, align, lengths, rings and lists leave of a call, in all its heads.
 struct Work {
-  double pairs = 0, rows = 0, keys = 0;  //< pairs of a row and a key that it sees; keys that some row sees
+  double pairs = 0, rows = 0, keys = 0;  // pairs of a row and a key that it sees; rows; keys that some row sees
 
   explicit Work(const AttentionParams& p) {
     if (p.tokens > 0) count_lists(p);

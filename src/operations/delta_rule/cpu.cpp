@@ -67,7 +67,7 @@ class DeltaRuleEntry final : public CpuEntry {
     const int64_t ranges = (p.dv + columns - 1) / columns, reads = heads > 0 ? p.hq / p.state_heads() : 1;
     const StreamWork work{heads * ranges, bytes,
                           kernel_.scratch_bytes({p.d, std::min(columns, p.dv), std::max<int64_t>(reads, 1)})};
-    return {work, bytes_per_worker(values), kTurns, concurrency};
+    return {work, bytes_per_worker(values), kChunksPerWorker, concurrency};
   }
 
   const DeltaRuleKernel& kernel_;
