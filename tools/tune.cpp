@@ -25,9 +25,9 @@ namespace {
 
 using bench::Comparison;
 
-constexpr double kMinGain = 0.01;  // on the whole
-constexpr double kMaxLoss = 0.03;  // of any problem
-constexpr double kErrors = 3;      // a gain is more than so many standard errors
+constexpr double kMinGain = 0.01;     // on the whole
+constexpr double kMaxLoss = 0.03;     // of any problem
+constexpr double kErrors = 3;         // a gain is more than so many standard errors
 constexpr double kConfirmFactor = 3;  // times as long
 
 /// Without the tuning and guards that the environment asks for.
@@ -141,7 +141,8 @@ std::vector<Shape> read_shapes(const TuneOptions& options) {
   for (const bench::SetLine& line : lines)
     for (const int threads : options.threads) {
       if (make_plan(line.problem, context_with(threads, {}), line.where).backend() != "cpu")
-        throw UsageError(fmt::format("{}: no CPU kernel takes it; rapt tune measures the CPU's", short_text(line.problem)));
+        throw UsageError(
+            fmt::format("{}: no CPU kernel takes it; rapt tune measures the CPU's", short_text(line.problem)));
       shapes.push_back({line.problem, threads});
     }
   return shapes;

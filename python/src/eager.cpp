@@ -39,7 +39,8 @@ bool is_forward_mode() {
 
 // What of PyTorch's state says that a call is part of something bigger.
 struct State {
-  std::array<std::pair<nb::handle, PyObject*>, 6> wanted;  // functions, and the object that each returns for a plain call
+  std::array<std::pair<nb::handle, PyObject*>, 6>
+      wanted;  // functions, and the object that each returns for a plain call
   ModuleVariable is_compiling{"torch.compiler", "_is_compiling_flag"};
   ModuleVariable is_profiled{"torch.autograd.profiler", "_is_profiler_enabled"};
 

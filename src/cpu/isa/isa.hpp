@@ -65,7 +65,8 @@ RAPT_LEAF_HAS_(void, int8_dots_in_place(ireg, ireg, ireg), "RAPT_HAVE_INT8_DOTS:
 #if defined(RAPT_HAVE_COMPRESS)
 extern GccVector<std::int32_t, kLanes> lanes;
 extern std::int32_t* integers;
-RAPT_LEAF_HAS_(std::int64_t, compress(lanes, lanes, integers), "RAPT_HAVE_COMPRESS: std::int64_t compress(integers, mask, int32*)");
+RAPT_LEAF_HAS_(std::int64_t, compress(lanes, lanes, integers),
+               "RAPT_HAVE_COMPRESS: std::int64_t compress(integers, mask, int32*)");
 #endif
 #if defined(RAPT_HAVE_RCP14)
 RAPT_LEAF_HAS_(vec, rcp14(x), "RAPT_HAVE_RCP14: rcp14(vec)");

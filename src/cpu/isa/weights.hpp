@@ -5,8 +5,8 @@
 // - exp2_18_bits: 2^x for any x, to 18 bits; results above 2^100 may be any number above 2^100.
 // - FixedExp2::weights: each lane has 2^x rounded to bf16 in its lower half and 2^y in its upper half, computed in 7.9
 // fixed point from kScale x + kOffset and the same of y; their sums are added to `sum`. Results below 2^-126 are 0; 2
-// and more, and NaN without the sign bit, become almost 2. Without kClamps, arguments from -49500 to -24700 may, too, since
-// the subtraction wraps around.
+// and more, and NaN without the sign bit, become almost 2. Without kClamps, arguments from -49500 to -24700 may, too,
+// since the subtraction wraps around.
 #pragma once
 
 #include "cpu/isa/fixed_exp2.hpp"
