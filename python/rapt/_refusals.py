@@ -224,9 +224,9 @@ def batch_shape(qs: torch.Size, ks: torch.Size, vs: torch.Size, gqa: bool) -> li
     return [*batch, qs[-3]] if gqa else batch
 
 
-def check_tensors(named: dict[str, Tensor | None], function: str, on_cpu: str) -> None:
+def check_tensors(named: dict[str, Tensor | None], function: str, on_cpu: str = "") -> None:
     """Raises where one of a function's arguments is no tensor on the CPU, or has no derivative of its kind. `function` takes
-    other arrays; `on_cpu` says why not on a GPU."""
+    other arrays; `on_cpu` says why not on a GPU, "" where a GPU will do."""
     for name, x in named.items():
         if x is None:
             continue
@@ -234,7 +234,7 @@ def check_tensors(named: dict[str, Tensor | None], function: str, on_cpu: str) -
             raise TypeError(f"{name}: got {type(x).__module__}.{type(x).__qualname__}; wanted a tensor, or {function}")
         if x.layout is not torch.strided or x.is_nested:
             raise TypeError(f"{name}: got a {'nested tensor' if x.is_nested else f'tensor of {x.layout}'}; wanted a dense one")
-        if x.device.type != "cpu":
+        if on_cpu and x.device.type != "cpu":
             raise ValueError(f"{name}: got a tensor on {x.device}; wanted one on the cpu: {on_cpu}")
         if _is_transformed(x):
             raise NotImplementedError(

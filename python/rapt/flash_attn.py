@@ -1,0 +1,312 @@
+"""flash-attn 2's functions by rapt's kernels, on the CPU: code that calls flash_attn runs where there is no GPU.
+
+    from rapt.flash_attn import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
+    rapt.flash_attn.install()           # `import flash_attn` gives them too, in this process
+
+Names, order and defaults of arguments, layouts ([b, s, h, d], ragged [total, h, d]) and results are flash-attn's. flash-attn 3's
+keywords are taken where rapt can do what they ask, and refused by their names where it cannot.
+
+rapt takes more than flash-attn: float32; heads of any size, and values of other sizes than keys; pages of any size; lengths of
+int64; gradients through softmax_lse, of alibi_slopes and of s_aux. Dropout's mask is rapt's, of a seed from PyTorch's default
+generator. Results and gradients are always deterministic.
+
+On a GPU, if rapt was built with CUDA, there are no gradients and no dropout.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from rapt import _refusals
+from rapt._flash_attn import attend
+from rapt._flash_attn_cache import flash_attn_with_kvcache
+from rapt._flash_attn_calls import (
+    Options,
+    check,
+    check_extras,
+    check_rows,
+    check_without_gradients,
+    compact,
+    options,
+    probabilities,
+    returned,
+)
+from rapt._scalars import truth
+
+__version__ = "2.8.3+rapt"  # of the flash-attn whose functions these are
+__all__ = [
+    "flash_attn_func",
+    "flash_attn_kvpacked_func",
+    "flash_attn_qkvpacked_func",
+    "flash_attn_varlen_func",
+    "flash_attn_varlen_kvpacked_func",
+    "flash_attn_varlen_qkvpacked_func",
+    "flash_attn_with_kvcache",
+]
+
+Window = tuple[int | None, int | None] | None
+
+
+def flash_attn_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    *,
+    s_aux: Tensor | None = None,
+    **flash_attn_3: Any,
+) -> Any:
+    """softmax(softmax_scale q k^T, masked) v of a batch of sequences of one length.
+
+    q, k, v         [b, sq, hq, d], [b, sk, hk, d], [b, sk, hk, dv] of bfloat16, float16 or float32; hk divides hq.
+    dropout_p       The share of probabilities that is dropped; 0 in inference.
+    softmax_scale   d**-0.5 if not given.
+    causal          Row i sees keys up to i + sk - sq: the last row sees all.
+    window_size     (left, right): row i sees keys i + sk - sq - left to i + sk - sq + right. -1 or None leaves a side open.
+    softcap         c: scores become c * tanh(score / c), before biases and masks. 0: none.
+    alibi_slopes    [hq] or [b, hq]: -slope * |i + sk - sq - j| is added to the score of row i and key j.
+    deterministic   Gradients are always deterministic: without effect.
+    return_attn_probs
+                    Returns (out, softmax_lse, S_dmask).
+    s_aux           [hq]: attention sinks, an extra logit in each head's denominator (flash-attn 3).
+    flash_attn_3    num_splits, pack_gqa, sm_margin, scheduler_metadata and fa_version are without effect on the CPU. qv, q_descale,
+                    k_descale, v_descale and attention_chunk are refused, unless they are None or 0.
+
+    Returns out [b, sq, hq, dv] of q's type; 0 in rows that see no key. softmax_lse is float32 [b, hq, sq], log of the sum of exp of a
+    row's scores, +inf where it sees no key. S_dmask is empty without dropout; with it [b, hq, sq, sk], the probabilities before
+    dropout, negative where they were dropped. Raises TypeError, ValueError or NotImplementedError, naming the argument.
+    """
+    check_extras(flash_attn_3)
+    return _dense(
+        *(q, k, v, ("q", "k", "v"), alibi_slopes, s_aux),
+        *(options(softmax_scale, causal, window_size, softcap, dropout_p), deterministic, return_attn_probs),
+    )
+
+
+def flash_attn_kvpacked_func(
+    q: Tensor,
+    kv: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
+    """flash_attn_func of keys and values in one tensor, kv [b, sk, 2, hk, d]."""
+    check({"kv": kv}, {"kv": "[b, sk, 2, hk, d]"})
+    k, v = _unpacked("kv", kv, 2, 2)
+    return _dense(
+        *(q, k, v, ("q", "kv", "kv"), alibi_slopes, None),
+        *(options(softmax_scale, causal, window_size, softcap, dropout_p), deterministic, return_attn_probs),
+    )
+
+
+def flash_attn_qkvpacked_func(
+    qkv: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
+    """flash_attn_func of all three in one tensor, qkv [b, s, 3, h, d]."""
+    check({"qkv": qkv}, {"qkv": "[b, s, 3, h, d]"})
+    q, k, v = _unpacked("qkv", qkv, 3, 2)
+    return _dense(
+        *(q, k, v, ("qkv", "qkv", "qkv"), alibi_slopes, None),
+        *(options(softmax_scale, causal, window_size, softcap, dropout_p), deterministic, return_attn_probs),
+    )
+
+
+def flash_attn_varlen_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor | None,
+    max_seqlen_q: Any,
+    max_seqlen_k: Any,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    block_table: Tensor | None = None,
+    *,
+    seqused_q: Tensor | None = None,
+    seqused_k: Tensor | None = None,
+    s_aux: Tensor | None = None,
+    **flash_attn_3: Any,
+) -> Any:
+    """flash_attn_func of sequences of any lengths, end to end.
+
+    q, k, v         [total_q, hq, d], [total_k, hk, d], [total_k, hk, dv]. Rows past the last sequence are 0 in the result.
+    cu_seqlens_q    int32 or int64 [b + 1], from 0: sequence n has the rows cu_seqlens_q[n] to cu_seqlens_q[n + 1].
+    cu_seqlens_k    The same for k and v. With block_table, sequences have cu_seqlens_k.diff() keys; None with seqused_k.
+    max_seqlen_q, max_seqlen_k
+                    The longest sequences: sizes of S_dmask, else not needed.
+    block_table     int32 or int64 [b, n]: k and v are pages, [pages, page_size, hk, d], and key j of sequence i is row j % page_size
+                    of page block_table[i, j // page_size]. Pages have no gradients.
+    seqused_q, seqused_k
+                    [b]: how many rows (keys) of each sequence count, if not all (flash-attn 3). Without block_table rapt copies
+                    them. Rows that do not count are 0.
+
+    Returns out [total_q, hq, dv], or (out, softmax_lse [hq, total_q], S_dmask [b, hq, max_seqlen_q, max_seqlen_k]).
+    """
+    check_extras(flash_attn_3)
+    return _ragged(
+        *(q, k, v, ("q", "k", "v"), cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, alibi_slopes, s_aux),
+        *(options(softmax_scale, causal, window_size, softcap, dropout_p), deterministic, return_attn_probs),
+        *(block_table, seqused_q, seqused_k),
+    )
+
+
+def flash_attn_varlen_kvpacked_func(
+    q: Tensor,
+    kv: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: Any,
+    max_seqlen_k: Any,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
+    """flash_attn_varlen_func of keys and values in one tensor, kv [total_k, 2, hk, d]."""
+    check({"kv": kv}, {"kv": "[total_k, 2, hk, d]"})
+    k, v = _unpacked("kv", kv, 2, 1)
+    return _ragged(
+        *(q, k, v, ("q", "kv", "kv"), cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, alibi_slopes, None),
+        *(options(softmax_scale, causal, window_size, softcap, dropout_p), deterministic, return_attn_probs),
+    )
+
+
+def flash_attn_varlen_qkvpacked_func(
+    qkv: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: Any,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
+    """flash_attn_varlen_func of all three in one tensor, qkv [total, 3, h, d]."""
+    check({"qkv": qkv, "cu_seqlens": cu_seqlens}, {"qkv": "[total, 3, h, d]", "cu_seqlens": "[b + 1]"})
+    q, k, v = _unpacked("qkv", qkv, 3, 1)
+    return _ragged(
+        *(q, k, v, ("qkv", "qkv", "qkv"), cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, alibi_slopes, None),
+        *(options(softmax_scale, causal, window_size, softcap, dropout_p), deterministic, return_attn_probs),
+    )
+
+
+def _unpacked(name: str, x: Tensor, count: int, dim: int) -> tuple[Tensor, ...]:
+    if x.shape[dim] != count:
+        raise ValueError(f"{name}: got shape {list(x.shape)}; wanted {count} in dimension {dim}")
+    return x.unbind(dim)  # its backward is one copy, into one tensor
+
+
+def _dense(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    names: tuple[str, str, str],
+    alibi_slopes: Tensor | None,
+    s_aux: Tensor | None,
+    given: Options,
+    deterministic: bool,
+    return_attn_probs: bool,
+) -> Any:
+    shape = "[b, s, h, d]"
+    check({"q": q, "k": k, "v": v, "alibi_slopes": alibi_slopes, "s_aux": s_aux}, {"q": shape, "k": shape, "v": shape})
+    check_rows(q, k, v, names)
+    if q.shape[0] != k.shape[0]:
+        raise ValueError(f"{names[1]}: got shape {list(k.shape)}; wanted {q.shape[0]} sequences, as {names[0]} has")
+    truth("deterministic", deterministic)
+    return_attn_probs = truth("return_attn_probs", return_attn_probs)
+    tensors = (q, k, v, alibi_slopes, s_aux, None, None, None, None, None)
+    out, lse, seed = attend(tensors, *given, with_lse=return_attn_probs)
+    if lse is None:
+        return out
+    return out, returned(lse), probabilities(tensors, given, seed, (None, None))
+
+
+def _ragged(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    names: tuple[str, str, str],
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor | None,
+    max_seqlen_q: Any,
+    max_seqlen_k: Any,
+    alibi_slopes: Tensor | None,
+    s_aux: Tensor | None,
+    given: Options,
+    deterministic: bool,
+    return_attn_probs: bool,
+    block_table: Tensor | None = None,
+    seqused_q: Tensor | None = None,
+    seqused_k: Tensor | None = None,
+) -> Any:
+    named = {"q": q, "k": k, "v": v, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "alibi_slopes": alibi_slopes}
+    named |= {"s_aux": s_aux, "block_table": block_table, "seqused_q": seqused_q, "seqused_k": seqused_k}
+    rows = "[total_k, hk, d]" if block_table is None else "[pages, page_size, hk, d]"
+    shapes = {"q": "[total_q, hq, d]", "k": rows, "v": rows, "cu_seqlens_q": "[b + 1]"}
+    if block_table is None or seqused_k is None:
+        shapes["cu_seqlens_k"] = "[b + 1]"
+    check(named, shapes)
+    check_rows(q, k, v, names)
+    truth("deterministic", deterministic)
+    return_attn_probs = truth("return_attn_probs", return_attn_probs)
+    seqlens, seqlens_are = None, "seqused_k"
+    if block_table is not None:
+        check_without_gradients("pages have no gradients", q=q, k=k, v=v, alibi_slopes=alibi_slopes, s_aux=s_aux)
+        if given.dropout_p != 0 and return_attn_probs:
+            raise NotImplementedError("return_attn_probs: got True with dropout and block_table; wanted one of the three less")
+        if seqused_k is None and cu_seqlens_k is not None:
+            seqused_k, seqlens_are = cu_seqlens_k.diff(), "cu_seqlens_k"
+        seqlens, cu_seqlens_k = seqused_k, None
+    elif seqused_k is not None and cu_seqlens_k is not None:
+        chosen, cu_seqlens_k = compact(k, cu_seqlens_k, seqused_k, "seqused_k")
+        k, v = k[chosen], v[chosen]
+    total, counting = q.shape[0], None
+    if seqused_q is not None:
+        counting, cu_seqlens_q = compact(q, cu_seqlens_q, seqused_q, "seqused_q")
+        q = q[counting]
+    tensors = (q, k, v, alibi_slopes, s_aux, cu_seqlens_q, cu_seqlens_k, seqlens, block_table, None)
+    with _refusals.renamed(cache_seqlens=seqlens_are):
+        out, lse, seed = attend(tensors, *given, with_lse=return_attn_probs)
+    if counting is not None:
+        out = out.new_zeros((total, *out.shape[1:])).index_copy(0, counting, out)
+    if lse is None:
+        return out
+    if counting is not None:
+        lse = lse.new_full((total, lse.shape[1]), -float("inf")).index_copy(0, counting, lse)
+    return out, returned(lse), probabilities(tensors, given, seed, (max_seqlen_q, max_seqlen_k))
