@@ -20,7 +20,7 @@ def register_gradients(
     run: Callable[..., Any],
     gradients: Callable[..., list[Tensor | None]],
     by_extension: Callable[..., Any] | None = None,
-) -> Callable[..., Tensor]:
+) -> tuple[Callable[..., Tensor], Callable[..., tuple[Tensor, Tensor]]]:
     """Gives the operator `plain` gradients on the CPU, of its first `count` arguments, which are tensors or None.
 
     Its last argument is a seed or None, those between are options. The operators `with_lse` and `backward`, and the functions
@@ -28,8 +28,8 @@ def register_gradients(
     (grad_out, grad_lse, *tensors, out, lse, seed, *options, wanted), of which `backward` returns those that are wanted.
     `by_extension` is gradients() of calls that the extension takes as they are; of others it returns NotImplemented.
 
-    Returns what eager calls take in place of the operator where a gradient is to be recorded, in a third of its time: of all
-    its arguments and (out, lse), or None where that is still to be computed.
+    Returns what eager calls take in place of the operators where a gradient is to be recorded, in a third of their time. The first is
+    of all arguments of `plain`, and (out, lse) or None where that is still to be computed; the second, of those of `with_lse`.
     """
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor], in_graph: bool = True) -> None:
@@ -71,6 +71,17 @@ def register_gradients(
         def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
             return (*differentiate(ctx, *grads), None)
 
+    class AttentionAndLseOnCpu(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
+            output: tuple[Tensor, Tensor] = run(*inputs, with_lse=True)
+            setup_context(ctx, inputs, output, False)
+            return output
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+            return differentiate(ctx, *grads)
+
     with_lse.register_autograd(differentiate, setup_context=setup_context)
     by_pytorch = "PyTorch's own attention where second derivatives are taken: "
     by_pytorch += "with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH): ..."
@@ -84,7 +95,7 @@ def register_gradients(
             return plain.overload.redispatch(keyset & torch._C._after_autograd_keyset, *inputs)
 
     plain.set_autograd("CPU", run_on_cpu)
-    return AttentionOnCpu.apply
+    return AttentionOnCpu.apply, AttentionAndLseOnCpu.apply
 
 
 def differentiate_again(

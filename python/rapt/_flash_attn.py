@@ -257,7 +257,9 @@ _NAME = "flash_attention"
 _operator = Operator(_NAME, _forward, _fake, ("CPU", "CUDA"))
 _operator_with_lse = Operator(_NAME + "_with_lse", _forward_with_lse, _fake_with_lse, ("CPU", "CUDA"))
 _backward_operator = Operator(_NAME + "_backward", _backward, _fake_backward)
-_run_on_cpu = register_gradients(_operator, _operator_with_lse, _backward_operator, 10, run, _gradients)
+_run_on_cpu, _run_on_cpu_with_lse = register_gradients(
+    _operator, _operator_with_lse, _backward_operator, 10, run, _gradients
+)
 
 
 def _pairs(given: Sequence[Any]) -> Any:
@@ -295,13 +297,11 @@ def attend(
     seed = None if dropout_p == 0 else _seed.new_seed()
     inputs = (*tensors, scale, causal, *window, softcap, dropout_p, seed)
     lse: Tensor | None = None
-    grad = _refusals.needs_grad(*tensors)
-    if _refusals.is_eager(*tensors) and not (grad and with_lse):
-        if not grad:
-            return *run(*inputs, with_lse=with_lse), seed  # type: ignore[arg-type]
-        out = _run_on_cpu(*inputs, None)
+    eager = _refusals.is_eager(*tensors)
+    if eager and not _refusals.needs_grad(*tensors):
+        out, lse = run(*inputs, with_lse=with_lse)  # type: ignore[arg-type]
     elif with_lse:
-        out, lse = _operator_with_lse(*inputs)
+        out, lse = (_run_on_cpu_with_lse if eager else _operator_with_lse)(*inputs)
     else:
-        out = _operator(*inputs)
+        out = _run_on_cpu(*inputs, None) if eager else _operator(*inputs)
     return out, lse, seed

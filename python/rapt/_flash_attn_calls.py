@@ -125,9 +125,10 @@ def compact(x: Tensor, borders: Tensor, used: Tensor, name: str) -> tuple[Tensor
 def probabilities(tensors: tuple[Any, ...], given: Options, seed: Tensor | None, longest: tuple[Any, Any]) -> Tensor:
     """S_dmask [b, h, sq, sk] of a call with dropout: its probabilities before dropout, negative where one was dropped; empty
     without dropout. `longest`: sq and sk of ragged batches."""
-    q, k, _, _, _, borders_q, borders_k, *_ = tensors
+    q: Tensor = tensors[0]
     if seed is None:
         return q.new_empty(0)
+    k, borders_q, borders_k = tensors[1], tensors[5], tensors[6]
     if borders_q is None:
         (b, rows, h, _), keys = q.shape, k.shape[1]
         place = torch.arange(keys, device="cpu").expand(b, keys)

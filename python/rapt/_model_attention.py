@@ -244,7 +244,7 @@ def _backward_again(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 
 _operator.register_autograd(_backward_again, _setup_again, "CUDA")
-_run_on_cpu = register_gradients(_operator, _operator_with_lse, _backward_operator, 6, _run, _gradients)
+_run_on_cpu, _ = register_gradients(_operator, _operator_with_lse, _backward_operator, 6, _run, _gradients)
 
 
 def composed(

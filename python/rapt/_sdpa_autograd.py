@@ -158,6 +158,6 @@ def _by_extension(*inputs: Any) -> Any:
     return _core.eager_sdpa_gradients(*inputs)
 
 
-_run_on_cpu = register_gradients(
+_run_on_cpu, _ = register_gradients(
     _operator, _operator_with_lse, _backward_operator, 4, _sdpa.run, _sdpa.gradients, _by_extension
 )

@@ -1,0 +1,154 @@
+"""flash_attn_with_kvcache against float64: every option beside every other, at random."""
+
+import inspect
+import random
+
+import pytest
+import torch
+from flash_attn_reference import DTYPES, LSE, OUT, near, one, randn
+from rapt.flash_attn import flash_attn_with_kvcache
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
+
+
+def rotated(x, first, cos, sin, interleaved, each=True):
+    """x [n, h, d] at positions first, first + 1, ... or all at first, by complex numbers."""
+    columns = 2 * cos.shape[1]
+    place = first + (torch.arange(len(x)) if each else torch.zeros(len(x), dtype=torch.long))
+    turn = torch.complex(cos.double(), sin.double())[place][:, None]
+    pairs = x[..., :columns].double().unflatten(-1, (-1, 2) if interleaved else (2, -1))
+    dim = -1 if interleaved else -2
+    pairs = torch.complex(*pairs.unbind(dim)) * turn
+    return torch.cat((torch.stack((pairs.real, pairs.imag), dim).flatten(-2), x[..., columns:].double()), -1)
+
+
+class Call:
+    """A random call, and what it means sequence by sequence."""
+
+    def __init__(self, seed, dtype):
+        rng = random.Random(seed)
+        torch.manual_seed(seed)
+        self.b, self.dtype = b, _ = rng.randint(1, 3), dtype
+        hk = rng.choice((1, 2))
+        self.hq, d, dv = hk * rng.choice((1, 2, 4)), rng.choice((32, 59, 64, 128)), rng.choice((32, 64))
+        room, n = rng.choice((16, 40, 70)), rng.choice((1, 1, 3, 9))
+        self.given = {
+            "causal": rng.random() < 0.5,
+            "window_size": rng.choice(((-1, -1), (-1, -1), (rng.randint(0, 20), 0), (7, 3))),
+            "softcap": rng.choice((0.0, 5.0)),
+            "softmax_scale": rng.choice((None, 0.1)),
+            "alibi_slopes": rng.choice((None, torch.rand(self.hq), torch.rand(b, self.hq))),
+            "s_aux": rng.choice((None, None, torch.randn(self.hq))),
+            "num_splits": rng.choice((0, 1, 3)),
+        }
+        new = rng.random() < 0.6
+        self.rows = [n] * b
+        self.new = [rng.choice((n, 1, 5))] * b if new else [0] * b
+        ragged = rng.random() < 0.2
+        if ragged:
+            self.rows = [rng.randint(0, n) for _ in range(b)]
+            self.new = [rng.randint(0, 5) if new else 0 for _ in range(b)]
+        whole = not new and rng.random() < 0.2
+        self.lengths = [room] * b if whole else [rng.randint(0, room - m) for m in self.new]
+        if rng.random() < 0.2:
+            self.lengths = [min(self.lengths)] * b
+        self.q = [randn(m, self.hq, d, dtype=dtype) for m in self.rows]
+        self.k, self.v = ([randn(m, hk, size, dtype=dtype) for m in self.new] for size in (d, dv))
+        self.old = [[randn(m, hk, size, dtype=dtype) for m in self.lengths] for size in (d, dv)]
+        self.make_cache(rng, room, hk, (d, dv))
+        if ragged:
+            self.given["cu_seqlens_q"] = torch.tensor([0, *self.rows]).cumsum(0).int()
+            self.tensors = [torch.cat(self.q), *self.caches]
+            if new:
+                self.given["cu_seqlens_k_new"] = torch.tensor([0, *self.new]).cumsum(0).int()
+                self.tensors += [torch.cat(self.k), torch.cat(self.v)]
+        else:
+            self.tensors = [torch.stack(self.q), *self.caches, *([torch.stack(self.k), torch.stack(self.v)] if new else [])]
+        if not whole:
+            same = len(set(self.lengths)) == 1
+            self.given["cache_seqlens"] = self.lengths[0] if same else torch.tensor(self.lengths, dtype=rng.choice((torch.int32, torch.int64)))
+        self.first = [0] * b
+        if rng.random() < 0.3:
+            self.first = [rng.randint(0, length) for length in self.lengths]
+            self.given["cache_leftpad"] = torch.tensor(self.first, dtype=torch.int32)
+        self.rotary = None
+        if new and rng.random() < 0.6:
+            angles = torch.rand(room + 9, rng.choice((8, 16)))
+            self.rotary = angles.cos().to(dtype), angles.sin().to(dtype), rng.random() < 0.5
+            self.given |= dict(zip(("rotary_cos", "rotary_sin", "rotary_interleaved"), self.rotary))
+            self.begin = self.lengths
+            if rng.random() < 0.2:
+                self.begin = [0] * b
+                self.given["rotary_seqlens"] = torch.tensor(self.begin, dtype=torch.int32)
+
+    def make_cache(self, rng, room, hk, sizes):
+        """Memory that holds NaN where no key is: caches in order, some of more caches, or pages."""
+        kind = rng.choice(("in order", "chosen", "pages"))
+        b, page_size = self.b, rng.choice((1, 8, 16)) if kind == "pages" else room
+        count = b if kind == "in order" else b * -(-room // page_size) + 2
+        each = 1 if kind != "pages" else -(-room // page_size)
+        order = torch.arange(count) if kind == "in order" else torch.randperm(count)
+        self.table, self.page_size = order[: b * each].view(b, each), page_size
+        if kind == "chosen":
+            self.given["cache_batch_idx"] = self.table[:, 0].int()
+        if kind == "pages":
+            self.given[rng.choice(("block_table", "page_table"))] = self.table.int()
+        self.caches = [torch.full((count, page_size, hk, size), torch.nan, dtype=self.dtype) for size in sizes]
+        for i, length in enumerate(self.lengths):
+            for cache, rows in zip(self.caches, self.old):
+                cache[self.places(i, 0, length)] = rows[i]
+        if self.lengths == [room] * b and kind == "pages":  # the room is all pages
+            for i in range(b):
+                for cache, rows in zip(self.caches, self.old):
+                    more = randn(each * page_size - room, hk, cache.shape[-1], dtype=self.dtype)
+                    cache[self.places(i, room, each * page_size)] = more
+                    rows[i] = torch.cat((rows[i], more))
+            self.lengths = [each * page_size] * b
+
+    def places(self, i, begin, end):
+        j = torch.arange(begin, end)
+        return self.table[i, j // self.page_size], j % self.page_size
+
+    def wanted(self):
+        """(out, lse) of each sequence, and the keys and values that its cache then holds."""
+        made = []
+        for i in range(self.b):
+            q, k = self.q[i], self.k[i]
+            if self.rotary is not None:
+                each = self.given["causal"] or self.given["window_size"] != (-1, -1)
+                q = rotated(q, self.begin[i], *self.rotary, each).to(self.dtype)
+                k = rotated(k, self.begin[i], *self.rotary).to(self.dtype)
+            keys, values = (torch.cat((old[i], new)) for old, new in ((self.old[0], k), (self.old[1], self.v[i])))
+            slopes = self.given["alibi_slopes"]
+            given = {"causal": self.given["causal"], "window": self.given["window_size"], "softcap": self.given["softcap"]}
+            given |= {"scale": self.given["softmax_scale"], "sinks": self.given["s_aux"], "first": self.first[i]}
+            slopes = slopes if slopes is None or slopes.dim() == 1 else slopes[i]
+            made.append((*one(q, keys, values, **given, slopes=slopes)[:2], keys, values))
+        return made
+
+
+@pytest.mark.parametrize("dtype, seeds", list(zip(DTYPES, (range(160), range(160, 230), range(230, 300)))))
+def test_calls_at_random(dtype, seeds):
+    for seed in seeds:
+        call = Call(seed, dtype)
+        before = [cache.clone() for cache in call.caches]
+        out, lse = flash_attn_with_kvcache(*call.tensors, **call.given, return_softmax_lse=True)
+        assert out.dtype is dtype and lse.dtype is torch.float32
+        touched = torch.zeros(call.caches[0].shape[:2], dtype=torch.bool)
+        for i, (wanted, sums, *rows) in enumerate(call.wanted()):
+            if "cu_seqlens_q" in call.given:
+                begin, end = call.given["cu_seqlens_q"][i : i + 2].tolist()
+                its_out, its_lse = out[begin:end], lse[:, begin:end]
+            else:
+                its_out, its_lse = out[i], lse[i]
+            near(its_out, wanted, OUT[dtype])
+            near(its_lse, sums, LSE[dtype])
+            for cache, x in zip(call.caches, rows):
+                # Rotated keys are rounded from float32, here from float64.
+                near(cache[call.places(i, 0, len(x))], x, torch.finfo(dtype).eps)
+            touched[call.places(i, call.lengths[i], call.lengths[i] + call.new[i])] = True
+        for cache, old in zip(call.caches, before):
+            assert torch.equal(cache[~touched].nan_to_num(7.0), old[~touched].nan_to_num(7.0))
