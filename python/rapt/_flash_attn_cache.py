@@ -10,7 +10,15 @@ from torch import Tensor
 import rapt
 from rapt import _refusals
 from rapt._flash_attn import attend, used_rows
-from rapt._flash_attn_calls import check, check_extras, check_rows, check_without_gradients, options, returned
+from rapt._flash_attn_calls import (
+    check,
+    check_extras,
+    check_modifiers,
+    check_rows,
+    check_without_gradients,
+    options,
+    returned,
+)
 from rapt._scalars import integer, truth
 
 _NAMES = {"k_new": "k", "v_new": "v", "k": "k_cache", "v": "v_cache", "cu_seqlens": "cu_seqlens_k_new"}
@@ -74,74 +82,45 @@ def flash_attn_with_kvcache(
                     As of flash_attn_func.
 
     Returns out [b, sq, hq, dv] ([total_q, hq, dv]) of q's type, and softmax_lse float32 [b, hq, sq] ([hq, total_q]). There are no
-    gradients. Raises TypeError, ValueError or NotImplementedError, naming the argument, before anything is written; but table entries
-    that only the attention needs are looked at after that.
+    gradients. Raises TypeError, ValueError or NotImplementedError, naming the argument, before anything is written; but values of
+    cu_seqlens_q, cache_leftpad and tables that only the attention needs are looked at after that.
     """
     check_extras(flash_attn_3)
     integer("num_splits", num_splits)
+    given = options(softmax_scale, causal, window_size, softcap)
+    rotary_interleaved = truth("rotary_interleaved", rotary_interleaved)
+    return_softmax_lse = truth("return_softmax_lse", return_softmax_lse)
     if page_table is not None:
         if block_table is not None:
             raise ValueError("page_table: got a tensor with block_table; wanted one of them: they are two names")
         block_table = page_table
-    given = options(softmax_scale, causal, window_size, softcap)
-    rotary_interleaved = truth("rotary_interleaved", rotary_interleaved)
-    return_softmax_lse = truth("return_softmax_lse", return_softmax_lse)
-    lengths = cache_seqlens if isinstance(cache_seqlens, Tensor) or cache_seqlens is None else None
-    tensors = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "k": k, "v": v, "rotary_cos": rotary_cos, "rotary_sin": rotary_sin}
-    tensors |= {"cache_seqlens": lengths, "cache_batch_idx": cache_batch_idx, "cache_leftpad": cache_leftpad}
-    tensors |= {"block_table": block_table, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k_new": cu_seqlens_k_new}
-    tensors |= {"rotary_seqlens": rotary_seqlens, "alibi_slopes": alibi_slopes, "s_aux": s_aux}
-    caches = "[caches, room, hk, d]" if block_table is None else "[pages, page_size, hk, d]"
-    shapes = {"q": "[b, sq, hq, d]" if cu_seqlens_q is None else "[total_q, hq, d]", "k_cache": caches, "v_cache": caches}
-    if (k is None) != (v is None):
-        raise ValueError(f"{'k' if k is None else 'v'}: got None with {'v' if k is None else 'k'}; wanted both, or none")
-    if k is not None:
-        new = "[b, n, hk, d]" if cu_seqlens_k_new is None else "[total_new, hk, d]"
-        shapes |= {"k": new, "v": new}
-    for name in ("cu_seqlens_q", "cu_seqlens_k_new"):
-        if tensors[name] is not None:
-            shapes[name] = "[b + 1]"
-    if block_table is not None:
-        shapes["block_table"] = "[b, n]"
-    check(tensors, shapes)
-    check_without_gradients("flash_attn_with_kvcache has no backward", **tensors)
-    check_rows(q, k_cache, v_cache, ("q", "k_cache", "v_cache"))
+    tensors = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "k": k, "v": v, "cache_batch_idx": cache_batch_idx}
+    tensors |= {"cache_leftpad": cache_leftpad, "block_table": block_table, "cu_seqlens_q": cu_seqlens_q}
+    tensors |= {"cu_seqlens_k_new": cu_seqlens_k_new, "rotary_seqlens": rotary_seqlens, "alibi_slopes": alibi_slopes}
+    tensors |= {"s_aux": s_aux, "rotary_cos": rotary_cos, "rotary_sin": rotary_sin}
+    if isinstance(cache_seqlens, Tensor):
+        tensors["cache_seqlens"] = cache_seqlens
+    _check_shapes(tensors)
+    _check_pairs(tensors, cache_seqlens is not None)
     batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
-    for name in ("cache_seqlens", "cache_batch_idx", "cache_leftpad", "rotary_seqlens"):
-        x = tensors[name]
-        if x is not None and (tuple(x.shape) != (batch,) or x.dtype not in (torch.int32, torch.int64)):
-            raise ValueError(f"{name}: got {x.dtype} {list(x.shape)}; wanted int32 or int64 [{batch}]")
-    if block_table is not None and block_table.shape[0] != batch:
-        raise ValueError(f"block_table: got shape {list(block_table.shape)}; wanted [{batch}, n]")
+    _check_batch(batch, tensors)
     if cache_batch_idx is not None:
-        if block_table is not None:
-            raise ValueError("cache_batch_idx: got a tensor with block_table; wanted one of them: a table says which pages are whose")
         block_table = cache_batch_idx[:, None]  # a cache is a page
-    elif block_table is None and k_cache.shape[0] != batch:
-        if k_cache.shape[0] < batch:
-            raise ValueError(f"k_cache: got shape {list(k_cache.shape)}; wanted {batch} caches or more, as q has sequences")
+    elif block_table is None:
         k_cache, v_cache = k_cache[:batch], v_cache[:batch]
     if cache_seqlens is None:
-        if k is not None:
-            raise ValueError("cache_seqlens: got None with k; wanted where k begins")
         cache_seqlens = k_cache.shape[1] * (1 if block_table is None else block_table.shape[1])
     if not isinstance(cache_seqlens, Tensor):
         cache_seqlens = torch.full((batch,), integer("cache_seqlens", cache_seqlens), dtype=torch.int32, device=q.device)
     lengths = cache_seqlens
-    if rotary_cos is not None or rotary_sin is not None:
-        if k is None:
-            raise ValueError(f"rotary_{'sin' if rotary_cos is None else 'cos'}: got a tensor without k; wanted k and v, or None")
-        begin = cache_seqlens if rotary_seqlens is None else rotary_seqlens
-        each = given.causal or given.window != (-1, -1)
-        rotary = (rotary_cos, rotary_sin, rotary_interleaved)
-        q, k = _rotated(q, begin, cu_seqlens_q, each, *rotary), _rotated(k, begin, cu_seqlens_k_new, True, *rotary)
-    elif rotary_seqlens is not None:
-        raise ValueError("rotary_seqlens: got a tensor without rotary_cos; wanted both, or None")
     if k is not None and v is not None:
+        if rotary_cos is not None and rotary_sin is not None:
+            begin = cache_seqlens if rotary_seqlens is None else rotary_seqlens
+            each = given.causal or given.window != (-1, -1)
+            q = _rotated(q, begin, cu_seqlens_q, each, rotary_cos, rotary_sin, rotary_interleaved)
+            k = _rotated(k, begin, cu_seqlens_k_new, True, rotary_cos, rotary_sin, rotary_interleaved)
         _append(k, v, k_cache, v_cache, cache_seqlens, block_table, cu_seqlens_k_new)
         lengths = lengths + (k.shape[1] if cu_seqlens_k_new is None else cu_seqlens_k_new.diff())
-    elif cu_seqlens_k_new is not None:
-        raise ValueError("cu_seqlens_k_new: got a tensor without k; wanted both, or None")
     names = {"k": "k_cache", "v": "v_cache"} | ({} if cache_batch_idx is None else {"block_table": "cache_batch_idx"})
     with _refusals.renamed(**names):
         out, lse, _ = attend(
@@ -152,18 +131,64 @@ def flash_attn_with_kvcache(
     return out if lse is None else (out, returned(lse))
 
 
-def _rotated(
-    x: Tensor, begin: Tensor, borders: Tensor | None, each: bool, cos: Tensor | None, sin: Tensor | None, interleaved: bool
-) -> Tensor:
+def _check_shapes(x: dict[str, Tensor | None]) -> None:
+    """Raises where an argument is no tensor of its dimensions, or requires grad."""
+    caches = "[caches, room, hk, d]" if x["block_table"] is None else "[pages, page_size, hk, d]"
+    shapes = {"q": "[b, sq, hq, d]" if x["cu_seqlens_q"] is None else "[total_q, hq, d]", "k_cache": caches, "v_cache": caches}
+    new = "[b, n, hk, d]" if x["cu_seqlens_k_new"] is None else "[total_new, hk, d]"
+    others = {"k": new, "v": new, "cu_seqlens_q": "[b + 1]", "cu_seqlens_k_new": "[b + 1]", "block_table": "[b, n]"}
+    others |= {"rotary_cos": "[positions, r / 2]"}
+    check(x, shapes | {name: shape for name, shape in others.items() if x[name] is not None})
+    check_without_gradients("flash_attn_with_kvcache has no backward", **x)
+
+
+def _check_pairs(x: dict[str, Tensor | None], begun: bool) -> None:
+    """Raises where an argument is given without another that it needs, or with one that excludes it. begun: cache_seqlens is
+    given."""
+    for name, other in (("k", "v"), ("v", "k"), ("rotary_cos", "rotary_sin"), ("rotary_sin", "rotary_cos")):
+        if x[name] is None and x[other] is not None:
+            raise ValueError(f"{name}: got None with {other}; wanted both, or neither")
+    for name, other in (("rotary_cos", "k"), ("cu_seqlens_k_new", "k"), ("rotary_seqlens", "rotary_cos")):
+        if x[name] is not None and x[other] is None:
+            raise ValueError(f"{name}: got a tensor without {other}; wanted both, or neither")
+    if x["k"] is not None and not begun:
+        raise ValueError("cache_seqlens: got None with k; wanted how many keys each sequence has before it")
+    if x["cache_batch_idx"] is not None and x["block_table"] is not None:
+        raise ValueError("cache_batch_idx: got a tensor with block_table; wanted one of them: a table says whose pages are whose")
+
+
+def _check_batch(batch: int, x: dict[str, Any]) -> None:
+    """Raises where sizes and types do not fit those of q's sequences."""
+    q, k_cache, v_cache, k, v = (x[name] for name in ("q", "k_cache", "v_cache", "k", "v"))
+    check_rows(q, k_cache, v_cache, ("q", "k_cache", "v_cache"))
+    check_modifiers(x["alibi_slopes"], x["s_aux"], batch, q.shape[-2])
+    for name, cache in (("k", k_cache), ("v", v_cache)):
+        new = x[name]
+        if new is not None and new.dtype != q.dtype:
+            raise TypeError(f"{name}: got {new.dtype}; wanted q's {q.dtype}")
+        if new is not None and new.shape[-2:] != cache.shape[-2:]:
+            raise ValueError(f"{name}: got shape {list(new.shape)}; wanted heads as {name}_cache's {list(cache.shape)} has")
+    if k is not None and (k.shape[:-2] != v.shape[:-2] or (k.dim() == 4 and k.shape[0] != batch)):
+        raise ValueError(f"k: got shape {list(k.shape)}, and v {list(v.shape)}; wanted as many rows, of {batch} sequences")
+    for name in ("cache_seqlens", "cache_batch_idx", "cache_leftpad", "rotary_seqlens"):
+        given = x.get(name)
+        if given is not None and (tuple(given.shape) != (batch,) or given.dtype not in (torch.int32, torch.int64)):
+            raise ValueError(f"{name}: got {given.dtype} {list(given.shape)}; wanted int32 or int64 [{batch}]")
+    for name, size in (("block_table", batch), ("cu_seqlens_k_new", batch + 1)):
+        if x[name] is not None and x[name].shape[0] != size:
+            raise ValueError(f"{name}: got shape {list(x[name].shape)}; wanted {size} in its first dimension")
+    if x["block_table"] is None and x["cache_batch_idx"] is None and k_cache.shape[0] < batch:
+        raise ValueError(f"k_cache: got shape {list(k_cache.shape)}; wanted {batch} caches or more, as q has sequences")
+    if (cos := x["rotary_cos"]) is not None:
+        if not 0 < 2 * cos.shape[1] <= q.shape[-1]:
+            raise ValueError(f"rotary_cos: got shape {list(cos.shape)}; wanted [positions, 1 to {q.shape[-1] // 2}]")
+        if x["rotary_sin"].shape != cos.shape:
+            raise ValueError(f"rotary_sin: got shape {list(x['rotary_sin'].shape)}; wanted rotary_cos's {list(cos.shape)}")
+
+
+def _rotated(x: Tensor, begin: Tensor, borders: Tensor | None, each: bool, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     """x [b, n, h, d] or ragged [total, h, d], rotated at positions begin, begin + 1 and so on; all at `begin` if not `each`."""
-    if cos is None or sin is None:
-        name, other = ("rotary_cos", "rotary_sin") if cos is None else ("rotary_sin", "rotary_cos")
-        raise ValueError(f"{name}: got None with {other}; wanted both, or none")
-    columns = 2 * cos.shape[-1]
-    if cos.dim() != 2 or not 0 < columns <= x.shape[-1]:
-        raise ValueError(f"rotary_cos: got shape {list(cos.shape)}; wanted [positions, 1 to {x.shape[-1] // 2}]")
-    if sin.shape != cos.shape:
-        raise ValueError(f"rotary_sin: got shape {list(sin.shape)}; wanted rotary_cos's {list(cos.shape)}")
+    columns = 2 * cos.shape[1]
     row = torch.arange(x.shape[0 if borders is not None else 1], device=x.device)
     if borders is None:
         place = begin[:, None] + (row if each else torch.zeros_like(row))

@@ -34,8 +34,8 @@ class Options(NamedTuple):
 
 def options(softmax_scale: Any, causal: Any, window_size: Any, softcap: Any, dropout_p: Any = 0.0) -> Options:
     cap = real("softcap", softcap) or 0.0
-    if cap < 0:
-        raise ValueError(f"softcap: got {softcap}; wanted 0 (none) or more")
+    if cap != 0 and not 1e-30 <= cap <= 1e30:
+        raise ValueError(f"softcap: got {softcap}; wanted 0 (none), or 1e-30 to 1e30")
     # Of `self.training and 0.1` it may be False.
     share = 0.0 if dropout_p is False or dropout_p is None else real("dropout_p", dropout_p)
     if share is None or not 0 <= share <= 1:
@@ -95,9 +95,21 @@ def check_rows(q: Tensor, k: Tensor, v: Tensor, names: tuple[str, str, str] = ("
         raise NotImplementedError(f"{names[0]}: got tensors on {q.device} that require grad; wanted some on the cpu, or torch.no_grad()")
 
 
+def check_modifiers(alibi_slopes: Tensor | None, s_aux: Tensor | None, batch: int, heads: int) -> None:
+    for name, x, shapes in (("alibi_slopes", alibi_slopes, ((heads,), (batch, heads))), ("s_aux", s_aux, ((heads,),))):
+        if x is None:
+            continue
+        if x.dtype not in _DTYPES:
+            raise TypeError(f"{name}: got {x.dtype}; wanted torch.float32, torch.bfloat16 or torch.float16")
+        if tuple(x.shape) not in shapes:
+            raise ValueError(f"{name}: got shape {list(x.shape)}; wanted {' or '.join(str(list(shape)) for shape in shapes)}")
+
+
 def check_without_gradients(why: str, **tensors: Tensor | None) -> None:
+    if not torch.is_grad_enabled():
+        return
     for name, x in tensors.items():
-        if _refusals.needs_grad(x):
+        if x is not None and x.requires_grad:
             raise NotImplementedError(f"{name}: got a tensor that requires grad; wanted one that does not, or torch.no_grad(): {why}")
 
 

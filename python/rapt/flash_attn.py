@@ -26,6 +26,7 @@ from rapt._flash_attn_calls import (
     Options,
     check,
     check_extras,
+    check_modifiers,
     check_rows,
     check_without_gradients,
     compact,
@@ -248,6 +249,7 @@ def _dense(
     check_rows(q, k, v, names)
     if q.shape[0] != k.shape[0]:
         raise ValueError(f"{names[1]}: got shape {list(k.shape)}; wanted {q.shape[0]} sequences, as {names[0]} has")
+    check_modifiers(alibi_slopes, s_aux, q.shape[0], q.shape[2])
     truth("deterministic", deterministic)
     return_attn_probs = truth("return_attn_probs", return_attn_probs)
     tensors = (q, k, v, alibi_slopes, s_aux, None, None, None, None, None)
@@ -283,6 +285,7 @@ def _ragged(
         shapes["cu_seqlens_k"] = "[b + 1]"
     check(named, shapes)
     check_rows(q, k, v, names)
+    check_modifiers(alibi_slopes, s_aux, cu_seqlens_q.shape[0] - 1, q.shape[1])
     truth("deterministic", deterministic)
     return_attn_probs = truth("return_attn_probs", return_attn_probs)
     seqlens, seqlens_are = None, "seqused_k"
