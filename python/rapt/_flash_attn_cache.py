@@ -104,8 +104,9 @@ def flash_attn_with_kvcache(
     _check_pairs(tensors, cache_seqlens is not None)
     batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
     _check_batch(batch, tensors)
+    table = "block_table"
     if cache_batch_idx is not None:
-        block_table = cache_batch_idx[:, None]  # a cache is a page
+        block_table, table = cache_batch_idx[:, None], "cache_batch_idx"  # a cache is a page
     elif block_table is None:
         k_cache, v_cache = k_cache[:batch], v_cache[:batch]
     if cache_seqlens is None:
@@ -119,10 +120,10 @@ def flash_attn_with_kvcache(
             each = given.causal or given.window != (-1, -1)
             q = _rotated(q, begin, cu_seqlens_q, each, rotary_cos, rotary_sin, rotary_interleaved)
             k = _rotated(k, begin, cu_seqlens_k_new, True, rotary_cos, rotary_sin, rotary_interleaved)
-        _append(k, v, k_cache, v_cache, cache_seqlens, block_table, cu_seqlens_k_new)
+        with _refusals.renamed(block_table=table):
+            _append(k, v, k_cache, v_cache, cache_seqlens, block_table, cu_seqlens_k_new)
         lengths = lengths + (k.shape[1] if cu_seqlens_k_new is None else cu_seqlens_k_new.diff())
-    names = {"k": "k_cache", "v": "v_cache"} | ({} if cache_batch_idx is None else {"block_table": "cache_batch_idx"})
-    with _refusals.renamed(**names):
+    with _refusals.renamed(k="k_cache", v="v_cache", block_table=table):
         out, lse, _ = attend(
             (q, k_cache, v_cache, alibi_slopes, s_aux, cu_seqlens_q, None, lengths, block_table, cache_leftpad),
             *given,

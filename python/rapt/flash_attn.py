@@ -34,6 +34,7 @@ from rapt._flash_attn_calls import (
     probabilities,
     returned,
 )
+from rapt._flash_attn_module import install, uninstall
 from rapt._scalars import truth
 
 __version__ = "2.8.3+rapt"  # of the flash-attn whose functions these are
@@ -45,6 +46,8 @@ __all__ = [
     "flash_attn_varlen_kvpacked_func",
     "flash_attn_varlen_qkvpacked_func",
     "flash_attn_with_kvcache",
+    "install",
+    "uninstall",
 ]
 
 Window = tuple[int | None, int | None] | None

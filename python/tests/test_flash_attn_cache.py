@@ -14,6 +14,15 @@ def seeded():
     torch.manual_seed(0)
 
 
+@pytest.fixture
+def one_thread():
+    """For hundreds of calls that are too small for more."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 def rotated(x, first, cos, sin, interleaved, each=True):
     """x [n, h, d] at positions first, first + 1, ... or all at first, by complex numbers."""
     columns = 2 * cos.shape[1]
@@ -131,7 +140,7 @@ class Call:
 
 
 @pytest.mark.parametrize("dtype, seeds", list(zip(DTYPES, (range(160), range(160, 230), range(230, 300)))))
-def test_calls_at_random(dtype, seeds):
+def test_calls_at_random(dtype, seeds, one_thread):
     for seed in seeds:
         call = Call(seed, dtype)
         before = [cache.clone() for cache in call.caches]
@@ -152,3 +161,106 @@ def test_calls_at_random(dtype, seeds):
             touched[call.places(i, call.lengths[i], call.lengths[i] + call.new[i])] = True
         for cache, old in zip(call.caches, before):
             assert torch.equal(cache[~touched].nan_to_num(7.0), old[~touched].nan_to_num(7.0))
+
+
+def test_caches_in_one_tensor():
+    """Keys and values beside each other, as other engines allocate them."""
+    q, k, v = randn(2, 3, 4, 32), randn(2, 3, 2, 32), randn(2, 3, 2, 32)
+    lengths, table = torch.tensor([5, 20], dtype=torch.int32), torch.tensor([[3, 0], [1, 2]], dtype=torch.int32)
+    results = []
+    for both, dim in ((torch.zeros(4, 2, 16, 2, 32), 1), (torch.zeros(4, 16, 2, 2, 32), 2), (torch.zeros(2, 4, 16, 2, 32), 0)):
+        caches = both.unbind(dim)
+        results.append(flash_attn_with_kvcache(q, *caches, k, v, cache_seqlens=lengths, block_table=table, causal=True))
+        assert torch.equal(caches[0][3, 5:8], k[0]) and torch.equal(caches[1][2, 4:7], v[1])
+    assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
+
+
+def test_compiled_without_breaks():
+    q, k, v = randn(2, 3, 4, 32), randn(2, 3, 2, 32), randn(2, 3, 2, 32)
+    cos, sin = randn(40, 8), randn(40, 8)
+
+    def step(q, k, v, k_cache, v_cache, lengths, leftpad, cos, sin):
+        return flash_attn_with_kvcache(
+            q, k_cache, v_cache, k, v, cos, sin, lengths, cache_leftpad=leftpad, causal=True, return_softmax_lse=True
+        )
+
+    lengths, leftpad = torch.tensor([5, 20], dtype=torch.int32), torch.tensor([0, 4], dtype=torch.int32)
+    made = []
+    for run in (step, torch.compile(step, backend="aot_eager", fullgraph=True)):
+        caches = randn(2, 30, 2, 32).mul(0), torch.zeros(2, 30, 2, 32)
+        made.append((*run(q, k, v, *caches, lengths, leftpad, cos, sin), *caches))
+    for eager, compiled in zip(*made):
+        assert torch.equal(eager, compiled)
+
+
+X, NEW = torch.zeros(2, 3, 4, 16), torch.zeros(2, 3, 2, 16)
+CALL = {"q": X, "k_cache": torch.zeros(2, 20, 2, 16), "v_cache": torch.zeros(2, 20, 2, 16), "k": NEW, "v": NEW, "cache_seqlens": 4}
+INDEX = torch.tensor([0, 1], dtype=torch.int32)
+
+
+@pytest.mark.parametrize(
+    "change, error, message",
+    [
+        ({"q": X[0]}, ValueError, "q: got shape"),
+        ({"q": X.clone().requires_grad_()}, NotImplementedError, "q: got a tensor that requires grad"),
+        ({"q": X.half()}, TypeError, "k_cache: got torch.float32; wanted q's torch.float16"),
+        ({"k_cache": None}, TypeError, "k_cache: got None"),
+        ({"v_cache": torch.zeros(2, 19, 2, 16)}, ValueError, "v_cache: got shape"),
+        ({"k_cache": torch.zeros(1, 20, 2, 16), "v_cache": torch.zeros(1, 20, 2, 16)}, ValueError, "k_cache: got shape .* 2 caches or more"),
+        ({"k": None}, ValueError, "k: got None with v"),
+        ({"k": NEW.half()}, TypeError, "k: got torch.float16"),
+        ({"v": NEW[..., :8]}, ValueError, "v: got shape"),
+        ({"v": NEW[:, :2]}, ValueError, "k: got shape .* as many rows"),
+        ({"cache_seqlens": None}, ValueError, "cache_seqlens: got None with k"),
+        ({"cache_seqlens": 4.0}, TypeError, "cache_seqlens: got 4.0"),
+        ({"cache_seqlens": 18}, ValueError, "cache_seqlens: got 18 keys and 3 new ones"),
+        ({"cache_seqlens": -1}, ValueError, "cache_seqlens: got length -1"),
+        ({"cache_seqlens": torch.tensor([4])}, ValueError, r"cache_seqlens: got torch.int64 \[1\]; wanted"),
+        ({"cache_seqlens": torch.tensor([4.0, 4.0])}, ValueError, "cache_seqlens: got torch.float32"),
+        ({"cache_batch_idx": torch.tensor([0, 2])}, ValueError, "cache_batch_idx: got"),
+        ({"cache_batch_idx": torch.tensor([0, 0])}, ValueError, "cache_batch_idx: got"),
+        ({"cache_batch_idx": INDEX, "block_table": INDEX[:, None]}, ValueError, "cache_batch_idx: got a tensor with block_table"),
+        ({"page_table": INDEX[:, None], "block_table": INDEX[:, None]}, ValueError, "page_table: got a tensor with block_table"),
+        ({"block_table": INDEX}, ValueError, "block_table: got shape"),
+        ({"block_table": torch.tensor([[7], [1]])}, ValueError, "block_table: got"),
+        ({"cache_leftpad": torch.tensor([0])}, ValueError, "cache_leftpad: got"),
+        ({"rotary_cos": torch.zeros(30, 4)}, ValueError, "rotary_sin: got None with rotary_cos"),
+        ({"rotary_cos": torch.zeros(30, 9), "rotary_sin": torch.zeros(30, 9)}, ValueError, "rotary_cos: got shape"),
+        ({"rotary_cos": torch.zeros(30, 4), "rotary_sin": torch.zeros(30, 3)}, ValueError, "rotary_sin: got shape"),
+        ({"rotary_cos": torch.zeros(6, 4), "rotary_sin": torch.zeros(6, 4)}, ValueError, "rotary_cos: got 6 positions; wanted those of 4 to 6"),
+        ({"k": None, "v": None, "rotary_cos": X[0, :, 0], "rotary_sin": X[0, :, 0]}, ValueError, "rotary_cos: got a tensor without k"),
+        ({"rotary_seqlens": INDEX}, ValueError, "rotary_seqlens: got a tensor without rotary_cos"),
+        ({"rotary_interleaved": None}, TypeError, "rotary_interleaved: got None"),
+        ({"alibi_slopes": torch.zeros(3)}, ValueError, "alibi_slopes: got shape"),
+        ({"s_aux": torch.zeros(4, dtype=torch.float64)}, TypeError, "s_aux: got torch.float64"),
+        ({"cu_seqlens_k_new": INDEX}, ValueError, "k: got shape"),
+        ({"num_splits": None}, TypeError, "num_splits: got None"),
+        ({"qv": X}, NotImplementedError, "qv: got"),
+        ({"attention_chunk": 4}, NotImplementedError, "attention_chunk: got 4"),
+    ],
+)
+def test_bad_input_writes_nothing(change, error, message):
+    call = CALL | {name: CALL[name].clone() for name in ("k_cache", "v_cache")} | {"k": NEW + 1, "v": NEW + 1} | change
+    with pytest.raises(error, match=message):
+        flash_attn_with_kvcache(**call)
+    for name in ("k_cache", "v_cache"):
+        assert call[name] is None or (call[name] == 0).all()
+
+
+def test_signature():
+    parameters = inspect.signature(flash_attn_with_kvcache).parameters.values()
+    positional = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    assert {p.name: p.default for p in positional[3:]} == {
+        **dict.fromkeys(("k", "v", "rotary_cos", "rotary_sin", "cache_seqlens", "cache_batch_idx", "cache_leftpad", "block_table")),
+        "softmax_scale": None,
+        "causal": False,
+        "window_size": (-1, -1),
+        "softcap": 0.0,
+        "rotary_interleaved": True,
+        "alibi_slopes": None,
+        "num_splits": 0,
+        "return_softmax_lse": False,
+    }
+    names = "q k_cache v_cache k v rotary_cos rotary_sin cache_seqlens cache_batch_idx cache_leftpad block_table softmax_scale causal"
+    names += " window_size softcap rotary_interleaved alibi_slopes num_splits return_softmax_lse"
+    assert [p.name for p in positional] == names.split()
