@@ -32,7 +32,8 @@ def _lse(q: Tensor) -> Tensor:
 
 
 def used_rows(x: Tensor, borders: Tensor | None) -> int:
-    """How many rows of x belong to sequences: flash-attn takes buffers that have more. On a GPU all, as nobody looks at borders there."""
+    """How many rows of x belong to sequences: flash-attn takes buffers that have more. On a GPU all, as nobody looks
+    at borders there."""
     if borders is None or borders.numel() == 0 or not borders.is_cpu:
         return x.shape[0]
     return min(max(int(borders[-1]), 0), x.shape[0])
@@ -127,7 +128,7 @@ def _gradients(
     *options, wanted = rest
     learnt = (q, k, v, alibi_slopes, s_aux)
     memory = [
-        torch.empty_like(x, memory_format=torch.contiguous_format, requires_grad=False) if want and x is not None else None
+        torch.empty_like(x, memory_format=torch.contiguous_format) if want and x is not None else None
         for x, want in zip(learnt, wanted)
     ]
     made = [*memory, *[None] * (len(wanted) - len(memory))]
@@ -137,9 +138,7 @@ def _gradients(
     rows, keys = used_rows(q, cu_seqlens_q), used_rows(k, cu_seqlens_k)
 
     def part(x: Tensor | None, count: int) -> Tensor | None:
-        if x is None or count == x.shape[0]:
-            return x
-        return x[:count]
+        return None if x is None else x[:count]
 
     dq, dk, dv, dalibi, dsinks = memory
     with torch.no_grad():
@@ -147,9 +146,10 @@ def _gradients(
             if x is not None and count < x.shape[0]:
                 x[count:] = 0
         if cu_seqlens_q is not None:
-            q, out, dout, lse, grad_lse, dq = (part(x, rows) for x in (q, out, dout, lse, grad_lse, dq))  # type: ignore[assignment]
+            q, out, dout, lse = q[:rows], out[:rows], dout[:rows], lse[:rows]
+            grad_lse, dq = part(grad_lse, rows), part(dq, rows)
         if cu_seqlens_k is not None:
-            k, v, dk, dv = (part(x, keys) for x in (k, v, dk, dv))  # type: ignore[assignment]
+            k, v, dk, dv = k[:keys], v[:keys], part(dk, keys), part(dv, keys)
         lengths = (cu_seqlens_q, cu_seqlens_k, cache_seqlens, block_table, cache_leftpad)
         given: tuple[Any, ...] = (alibi_slopes, s_aux, *lengths, *options, seed)
         inputs = [_heads_first(x) for x in (q, k, v)]
@@ -292,8 +292,8 @@ def attend(
     *,
     with_lse: bool = False,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """out, lse (or None) and dropout's seed (or None) of q, k, v, alibi_slopes, s_aux, cu_seqlens_q, cu_seqlens_k, cache_seqlens,
-    block_table and cache_leftpad, all but three or None."""
+    """out, lse (or None) and dropout's seed (or None) of q, k, v, alibi_slopes, s_aux, cu_seqlens_q, cu_seqlens_k,
+    cache_seqlens, block_table and cache_leftpad, all but three or None."""
     seed = None if dropout_p == 0 else _seed.new_seed()
     inputs = (*tensors, scale, causal, *window, softcap, dropout_p, seed)
     lse: Tensor | None = None

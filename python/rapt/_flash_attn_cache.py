@@ -1,4 +1,4 @@
-"""flash_attn_with_kvcache: new keys and values appended to a cache in place, rotary embedding, and attention over the cache."""
+"""flash_attn_with_kvcache: rotary embedding, new keys and values written to a cache, and attention over it."""
 
 from __future__ import annotations
 
@@ -58,15 +58,19 @@ def flash_attn_with_kvcache(
     q               [b, sq, hq, d] of bfloat16, float16 or float32; with cu_seqlens_q [total_q, hq, d].
     k_cache, v_cache
                     [caches, room, hk, d], written in place; with block_table pages, [pages, page_size, hk, d].
-    k, v            [b, n, hk, d], written behind the keys that each sequence has; with cu_seqlens_k_new [total_new, hk, d].
+    k, v            [b, n, hk, d], written behind the keys that each sequence has; with cu_seqlens_k_new
+                    [total_new, hk, d].
     rotary_cos, rotary_sin
-                    [positions, r / 2], r <= d: the first r columns of k are rotated, at positions cache_seqlens and on, before they are
-                    written. So are those of q: row by row if causal or with a window, else all at position cache_seqlens.
-    cache_seqlens   int, or int32 or int64 [b]: keys of each sequence before the call, padding included. All of the room if not
-                    given, which k needs.
-    cache_batch_idx int32 or int64 [b]: which cache is whose; the first b in their order if not given. With k, each once.
+                    [positions, r / 2], r <= d: the first r columns of k are rotated, at positions cache_seqlens and
+                    on, before they are written. So are those of q: row by row if causal or with a window, else all at
+                    position cache_seqlens.
+    cache_seqlens   int, or int32 or int64 [b]: keys of each sequence before the call, padding included. All of the
+                    room if not given, which k needs.
+    cache_batch_idx int32 or int64 [b]: which cache is whose; the first b in their order if not given. With k, each
+                    once.
     cache_leftpad   int32 or int64 [b]: how many keys at the beginning are padding, which no row sees.
-    block_table     int32 or int64 [b, n]: key j of sequence i is row j % page_size of page block_table[i, j // page_size].
+    block_table     int32 or int64 [b, n]: key j of sequence i is row j % page_size of page
+                    block_table[i, j // page_size].
     softmax_scale, causal, window_size, softcap, alibi_slopes
                     As of flash_attn_func; sk is the keys of a sequence with the new ones.
     rotary_interleaved
@@ -81,9 +85,9 @@ def flash_attn_with_kvcache(
     s_aux, flash_attn_3
                     As of flash_attn_func.
 
-    Returns out [b, sq, hq, dv] ([total_q, hq, dv]) of q's type, and softmax_lse float32 [b, hq, sq] ([hq, total_q]). There are no
-    gradients. Raises TypeError, ValueError or NotImplementedError, naming the argument, before anything is written; but values of
-    cu_seqlens_q, cache_leftpad and tables that only the attention needs are looked at after that.
+    Returns out [b, sq, hq, dv] ([total_q, hq, dv]) of q's type, and softmax_lse float32 [b, hq, sq] ([hq, total_q]).
+    There are no gradients. Raises TypeError, ValueError or NotImplementedError, naming the argument, before anything
+    is written; but values of cu_seqlens_q and of tables that only the attention needs are looked at after that.
     """
     check_extras(flash_attn_3)
     integer("num_splits", num_splits)
@@ -112,7 +116,8 @@ def flash_attn_with_kvcache(
     if cache_seqlens is None:
         cache_seqlens = k_cache.shape[1] * (1 if block_table is None else block_table.shape[1])
     if not isinstance(cache_seqlens, Tensor):
-        cache_seqlens = torch.full((batch,), integer("cache_seqlens", cache_seqlens), dtype=torch.int32, device=q.device)
+        length = integer("cache_seqlens", cache_seqlens)
+        cache_seqlens = torch.full((batch,), length, dtype=torch.int64, device=q.device)
     lengths = cache_seqlens
     if k is not None and v is not None:
         if rotary_cos is not None and rotary_sin is not None:
@@ -135,7 +140,8 @@ def flash_attn_with_kvcache(
 def _check_shapes(x: dict[str, Tensor | None]) -> None:
     """Raises where an argument is no tensor of its dimensions, or requires grad."""
     caches = "[caches, room, hk, d]" if x["block_table"] is None else "[pages, page_size, hk, d]"
-    shapes = {"q": "[b, sq, hq, d]" if x["cu_seqlens_q"] is None else "[total_q, hq, d]", "k_cache": caches, "v_cache": caches}
+    rows = "[b, sq, hq, d]" if x["cu_seqlens_q"] is None else "[total_q, hq, d]"
+    shapes = {"q": rows, "k_cache": caches, "v_cache": caches}
     new = "[b, n, hk, d]" if x["cu_seqlens_k_new"] is None else "[total_new, hk, d]"
     others = {"k": new, "v": new, "cu_seqlens_q": "[b + 1]", "cu_seqlens_k_new": "[b + 1]", "block_table": "[b, n]"}
     others |= {"rotary_cos": "[positions, r / 2]"}
@@ -144,8 +150,8 @@ def _check_shapes(x: dict[str, Tensor | None]) -> None:
 
 
 def _check_pairs(x: dict[str, Tensor | None], begun: bool) -> None:
-    """Raises where an argument is given without another that it needs, or with one that excludes it. begun: cache_seqlens is
-    given."""
+    """Raises where an argument is given without another that it needs, or with one that excludes it. begun:
+    cache_seqlens is given."""
     for name, other in (("k", "v"), ("v", "k"), ("rotary_cos", "rotary_sin"), ("rotary_sin", "rotary_cos")):
         if x[name] is None and x[other] is not None:
             raise ValueError(f"{name}: got None with {other}; wanted both, or neither")
@@ -155,7 +161,7 @@ def _check_pairs(x: dict[str, Tensor | None], begun: bool) -> None:
     if x["k"] is not None and not begun:
         raise ValueError("cache_seqlens: got None with k; wanted how many keys each sequence has before it")
     if x["cache_batch_idx"] is not None and x["block_table"] is not None:
-        raise ValueError("cache_batch_idx: got a tensor with block_table; wanted one of them: a table says whose pages are whose")
+        raise ValueError("cache_batch_idx: got a tensor with block_table; wanted one of them, as a table says as much")
 
 
 def _check_batch(batch: int, x: dict[str, Any]) -> None:
@@ -168,9 +174,10 @@ def _check_batch(batch: int, x: dict[str, Any]) -> None:
         if new is not None and new.dtype != q.dtype:
             raise TypeError(f"{name}: got {new.dtype}; wanted q's {q.dtype}")
         if new is not None and new.shape[-2:] != cache.shape[-2:]:
-            raise ValueError(f"{name}: got shape {list(new.shape)}; wanted heads as {name}_cache's {list(cache.shape)} has")
+            raise ValueError(f"{name}: got shape {list(new.shape)}; wanted heads as of {name}_cache")
     if k is not None and (k.shape[:-2] != v.shape[:-2] or (k.dim() == 4 and k.shape[0] != batch)):
-        raise ValueError(f"k: got shape {list(k.shape)}, and v {list(v.shape)}; wanted as many rows, of {batch} sequences")
+        got = f"shape {list(k.shape)}, and v {list(v.shape)}"
+        raise ValueError(f"k: got {got}; wanted as many rows, of {batch} sequences")
     for name in ("cache_seqlens", "cache_batch_idx", "cache_leftpad", "rotary_seqlens"):
         given = x.get(name)
         if given is not None and (tuple(given.shape) != (batch,) or given.dtype not in (torch.int32, torch.int64)):
@@ -180,15 +187,19 @@ def _check_batch(batch: int, x: dict[str, Any]) -> None:
             raise ValueError(f"{name}: got shape {list(x[name].shape)}; wanted {size} in its first dimension")
     if x["block_table"] is None and x["cache_batch_idx"] is None and k_cache.shape[0] < batch:
         raise ValueError(f"k_cache: got shape {list(k_cache.shape)}; wanted {batch} caches or more, as q has sequences")
-    if (cos := x["rotary_cos"]) is not None:
+    cos, sin = x["rotary_cos"], x["rotary_sin"]
+    if cos is not None:
         if not 0 < 2 * cos.shape[1] <= q.shape[-1]:
             raise ValueError(f"rotary_cos: got shape {list(cos.shape)}; wanted [positions, 1 to {q.shape[-1] // 2}]")
-        if x["rotary_sin"].shape != cos.shape:
-            raise ValueError(f"rotary_sin: got shape {list(x['rotary_sin'].shape)}; wanted rotary_cos's {list(cos.shape)}")
+        if sin.shape != cos.shape:
+            raise ValueError(f"rotary_sin: got shape {list(sin.shape)}; wanted rotary_cos's {list(cos.shape)}")
 
 
-def _rotated(x: Tensor, begin: Tensor, borders: Tensor | None, each: bool, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    """x [b, n, h, d] or ragged [total, h, d], rotated at positions begin, begin + 1 and so on; all at `begin` if not `each`."""
+def _rotated(
+    x: Tensor, begin: Tensor, borders: Tensor | None, each: bool, cos: Tensor, sin: Tensor, interleaved: bool
+) -> Tensor:
+    """x [b, n, h, d] or ragged [total, h, d], rotated at positions begin, begin + 1 and so on; all at `begin` if not
+    `each`."""
     columns = 2 * cos.shape[1]
     row = torch.arange(x.shape[0 if borders is not None else 1], device=x.device)
     if borders is None:
@@ -238,9 +249,25 @@ def _append_now(
     else:
         rows = used_rows(k, cu_seqlens)
         k, v = k[:rows], v[:rows]
-    cache = (k_cache.transpose(1, 2), v_cache.transpose(1, 2))
-    with torch.no_grad(), _refusals.renamed(**_NAMES):
-        rapt.append_kv(k, v, *cache, cache_seqlens, block_table=block_table, cu_seqlens=cu_seqlens)
+    keys, values = k_cache.transpose(1, 2), v_cache.transpose(1, 2)
+    lengths: dict[str, Any] = {"cache_seqlens": cache_seqlens, "block_table": block_table, "cu_seqlens": cu_seqlens}
+    with torch.no_grad():
+        if block_table is None or not _share_pages(k_cache, v_cache):
+            with _refusals.renamed(**_NAMES):
+                rapt.append_kv(k, v, keys, values, **lengths)
+            return
+        for name, new, cache in (("k", k, keys), ("v", v, values)):  # a cache whose values are its keys is written once
+            with _refusals.renamed(**_NAMES | {"k_new": name, "v_new": name, "k": name + "_cache", "v": name + "_cache"}):
+                rapt.append_kv(new, new, cache, cache, **lengths)
+
+
+def _share_pages(k_cache: Tensor, v_cache: Tensor) -> bool:
+    """Whether pages of keys and of values lie in one pool, where the numbers of a table keep them apart: the tensors
+    overlap, one some pages behind the other."""
+    if k_cache.untyped_storage().data_ptr() != v_cache.untyped_storage().data_ptr():
+        return False
+    behind, page = abs(int(v_cache.storage_offset()) - int(k_cache.storage_offset())), k_cache.stride(0)
+    return k_cache.stride() == v_cache.stride() and page > 0 and 0 < behind < page * k_cache.shape[0] and behind % page == 0
 
 
 _append_operator = torch.library.custom_op("rapt::flash_append_kv", _append_now, mutates_args=("k_cache", "v_cache"))

@@ -1,4 +1,5 @@
-"""What calls of flash-attn's functions share: arguments checked and brought to rapt's terms, and results to flash-attn's."""
+"""What calls of flash-attn's functions share: arguments checked and brought to rapt's terms, and results to
+flash-attn's."""
 
 from __future__ import annotations
 
@@ -86,13 +87,17 @@ def check_rows(q: Tensor, k: Tensor, v: Tensor, names: tuple[str, str, str] = ("
         if x.dtype != q.dtype:
             raise TypeError(f"{name}: got {x.dtype}; wanted q's {q.dtype}")
     if k.shape[:-1] != v.shape[:-1]:
-        raise ValueError(f"{names[2]}: got shape {list(v.shape)}; wanted {list(k.shape[:-1])} and a head size, as {names[1]} has")
+        rows = ", ".join(map(str, k.shape[:-1]))
+        raise ValueError(f"{names[2]}: got shape {list(v.shape)}; wanted [{rows}, dv], as {names[1]} has rows")
     if q.shape[-1] != k.shape[-1]:
-        raise ValueError(f"{names[1]}: got shape {list(k.shape)}; wanted heads of {q.shape[-1]} columns, as {names[0]} has")
+        wanted = f"heads of {q.shape[-1]} columns, as {names[0]} has"
+        raise ValueError(f"{names[1]}: got shape {list(k.shape)}; wanted {wanted}")
     if k.shape[-2] == 0 or q.shape[-2] % k.shape[-2] != 0:
-        raise ValueError(f"{names[1]}: got shape {list(k.shape)}; wanted a number of heads that divides {names[0]}'s {q.shape[-2]}")
+        wanted = f"a number of heads that divides {names[0]}'s {q.shape[-2]}"
+        raise ValueError(f"{names[1]}: got shape {list(k.shape)}; wanted {wanted}")
     if q.is_cuda and _refusals.needs_grad(q, k, v):
-        raise NotImplementedError(f"{names[0]}: got tensors on {q.device} that require grad; wanted some on the cpu, or torch.no_grad()")
+        got = f"tensors on {q.device} that require grad"
+        raise NotImplementedError(f"{names[0]}: got {got}; wanted tensors on the cpu, or torch.no_grad()")
 
 
 def check_modifiers(alibi_slopes: Tensor | None, s_aux: Tensor | None, batch: int, heads: int) -> None:
@@ -102,7 +107,8 @@ def check_modifiers(alibi_slopes: Tensor | None, s_aux: Tensor | None, batch: in
         if x.dtype not in _DTYPES:
             raise TypeError(f"{name}: got {x.dtype}; wanted torch.float32, torch.bfloat16 or torch.float16")
         if tuple(x.shape) not in shapes:
-            raise ValueError(f"{name}: got shape {list(x.shape)}; wanted {' or '.join(str(list(shape)) for shape in shapes)}")
+            wanted = " or ".join(str(list(shape)) for shape in shapes)
+            raise ValueError(f"{name}: got shape {list(x.shape)}; wanted {wanted}")
 
 
 def check_without_gradients(why: str, **tensors: Tensor | None) -> None:
@@ -110,7 +116,8 @@ def check_without_gradients(why: str, **tensors: Tensor | None) -> None:
         return
     for name, x in tensors.items():
         if x is not None and x.requires_grad:
-            raise NotImplementedError(f"{name}: got a tensor that requires grad; wanted one that does not, or torch.no_grad(): {why}")
+            wanted = "one that does not, or torch.no_grad()"
+            raise NotImplementedError(f"{name}: got a tensor that requires grad; wanted {wanted}: {why}")
 
 
 def returned(lse: Tensor) -> Tensor:
@@ -120,8 +127,8 @@ def returned(lse: Tensor) -> Tensor:
 
 
 def compact(x: Tensor, borders: Tensor, used: Tensor, name: str) -> tuple[Tensor, Tensor]:
-    """Which rows of x [total, ...] are among the first used[i] of their sequence, and the borders of what they make. `name`: of
-    `used`."""
+    """Which rows of x [total, ...] are among the first used[i] of their sequence, and the borders of what they make.
+    `name`: of `used`."""
     if used.shape != (borders.shape[0] - 1,):
         raise ValueError(f"{name}: got shape {list(used.shape)}; wanted [{borders.shape[0] - 1}]")
     if not torch.compiler.is_compiling() and bool(((used < 0) | (used > borders.diff())).any()):
@@ -135,8 +142,8 @@ def compact(x: Tensor, borders: Tensor, used: Tensor, name: str) -> tuple[Tensor
 
 
 def probabilities(tensors: tuple[Any, ...], given: Options, seed: Tensor | None, longest: tuple[Any, Any]) -> Tensor:
-    """S_dmask [b, h, sq, sk] of a call with dropout: its probabilities before dropout, negative where one was dropped; empty
-    without dropout. `longest`: sq and sk of ragged batches."""
+    """S_dmask [b, h, sq, sk] of a call with dropout: its probabilities before dropout, negative where one was dropped;
+    empty without dropout. `longest`: sq and sk of ragged batches."""
     q: Tensor = tensors[0]
     if seed is None:
         return q.new_empty(0)

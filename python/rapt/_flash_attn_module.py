@@ -33,8 +33,8 @@ def unpad_input(
 ) -> tuple[Tensor, Tensor, Tensor, int, Tensor]:
     """The rows of hidden_states [b, s, ...] that attention_mask [b, s] (bool or int) has, or unused_mask, end to end.
 
-    Returns rows [total, ...], their places in [b * s], cu_seqlens int32 [b + 1], the longest sequence, and int32 [b]: how many rows
-    attention_mask has of each.
+    Returns rows [total, ...], their places in [b * s], cu_seqlens int32 [b + 1], the longest sequence, and int32 [b]:
+    how many rows attention_mask has of each.
     """
     mask = attention_mask if unused_mask is None else attention_mask + unused_mask
     lengths = mask.sum(-1, dtype=torch.int32)
@@ -76,7 +76,9 @@ class _Finder(metadata.DistributionFinder):
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
         return None
 
-    def find_distributions(self, context: Any = metadata.DistributionFinder.Context()) -> Iterable[metadata.Distribution]:
+    def find_distributions(
+        self, context: Any = metadata.DistributionFinder.Context()
+    ) -> Iterable[metadata.Distribution]:
         wanted = (context.name or "flash-attn").lower().replace("_", "-")
         return [_Distribution(self.version)] if wanted == "flash-attn" else []
 
@@ -97,9 +99,10 @@ def _installed() -> bool:
 def install() -> None:
     """Makes `import flash_attn` give rapt's functions in this process, until uninstall().
 
-    There are flash_attn, flash_attn.flash_attn_interface and flash_attn.bert_padding (pad_input, unpad_input, index_first_axis,
-    index_put_first_axis), flash_attn.__version__, and metadata of a distribution flash-attn of this version. Call it before libraries
-    that look for flash_attn are imported: some look once. Raises ImportError where another flash_attn is installed or imported.
+    There are flash_attn, flash_attn.flash_attn_interface and flash_attn.bert_padding (pad_input, unpad_input,
+    index_first_axis, index_put_first_axis), flash_attn.__version__, and metadata of a distribution flash-attn of this
+    version. Call it before libraries that look for flash_attn are imported: some look once. Raises ImportError where
+    another flash_attn is installed or imported.
     """
     if _installed():
         return
@@ -108,7 +111,8 @@ def install() -> None:
     except ValueError:  # a module without a spec
         found = ModuleSpec(_NAME, None, origin="a module without a spec")
     if found is not None:
-        raise ImportError(f"flash_attn: got {found.origin or found.name}, which is installed or imported; wanted none, to take its place")
+        got = f"{found.origin or found.name}, which is installed or imported"
+        raise ImportError(f"flash_attn: got {got}; wanted none, to take its place")
     from rapt import flash_attn
 
     functions = {name: getattr(flash_attn, name) for name in flash_attn.__all__ if name.startswith(_NAME)}

@@ -3,12 +3,12 @@
     from rapt.flash_attn import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
     rapt.flash_attn.install()           # `import flash_attn` gives them too, in this process
 
-Names, order and defaults of arguments, layouts ([b, s, h, d], ragged [total, h, d]) and results are flash-attn's. flash-attn 3's
-keywords are taken where rapt can do what they ask, and refused by their names where it cannot.
+Names, order and defaults of arguments, layouts ([b, s, h, d], ragged [total, h, d]) and results are flash-attn's.
+flash-attn 3's keywords are taken where rapt can do what they ask, and refused by their names where it cannot.
 
-rapt takes more than flash-attn: float32; heads of any size, and values of other sizes than keys; pages of any size; lengths of
-int64; gradients through softmax_lse, of alibi_slopes and of s_aux. Dropout's mask is rapt's, of a seed from PyTorch's default
-generator. Results and gradients are always deterministic.
+rapt takes more than flash-attn: float32; heads of any size, and values of other sizes than keys; pages of any size;
+lengths of int64; gradients through softmax_lse, of alibi_slopes and of s_aux. Dropout's mask is rapt's, of a seed from
+PyTorch's default generator. Results and gradients are always deterministic.
 
 On a GPU, if rapt was built with CUDA, there are no gradients and no dropout.
 """
@@ -75,19 +75,21 @@ def flash_attn_func(
     dropout_p       The share of probabilities that is dropped; 0 in inference.
     softmax_scale   d**-0.5 if not given.
     causal          Row i sees keys up to i + sk - sq: the last row sees all.
-    window_size     (left, right): row i sees keys i + sk - sq - left to i + sk - sq + right. -1 or None leaves a side open.
+    window_size     (left, right): row i sees keys i + sk - sq - left to i + sk - sq + right. -1 or None leaves a side
+                    open.
     softcap         c: scores become c * tanh(score / c), before biases and masks. 0: none.
     alibi_slopes    [hq] or [b, hq]: -slope * |i + sk - sq - j| is added to the score of row i and key j.
     deterministic   Gradients are always deterministic: without effect.
     return_attn_probs
                     Returns (out, softmax_lse, S_dmask).
     s_aux           [hq]: attention sinks, an extra logit in each head's denominator (flash-attn 3).
-    flash_attn_3    num_splits, pack_gqa, sm_margin, scheduler_metadata and fa_version are without effect on the CPU. qv, q_descale,
-                    k_descale, v_descale and attention_chunk are refused, unless they are None or 0.
+    flash_attn_3    num_splits, pack_gqa, sm_margin, scheduler_metadata and fa_version are without effect on the CPU.
+                    qv, q_descale, k_descale, v_descale and attention_chunk are refused, unless they are None or 0.
 
-    Returns out [b, sq, hq, dv] of q's type; 0 in rows that see no key. softmax_lse is float32 [b, hq, sq], log of the sum of exp of a
-    row's scores, +inf where it sees no key. S_dmask is empty without dropout; with it [b, hq, sq, sk], the probabilities before
-    dropout, negative where they were dropped. Raises TypeError, ValueError or NotImplementedError, naming the argument.
+    Returns out [b, sq, hq, dv] of q's type; 0 in rows that see no key. softmax_lse is float32 [b, hq, sq], log of the
+    sum of exp of a row's scores, +inf where it sees no key. S_dmask is empty without dropout; with it
+    [b, hq, sq, sk], the probabilities before dropout, negative where they were dropped. Raises TypeError, ValueError
+    or NotImplementedError, naming the argument.
     """
     check_extras(flash_attn_3)
     return _dense(
@@ -162,16 +164,18 @@ def flash_attn_varlen_func(
 ) -> Any:
     """flash_attn_func of sequences of any lengths, end to end.
 
-    q, k, v         [total_q, hq, d], [total_k, hk, d], [total_k, hk, dv]. Rows past the last sequence are 0 in the result.
+    q, k, v         [total_q, hq, d], [total_k, hk, d], [total_k, hk, dv]. Rows past the last sequence are 0 in the
+                    result.
     cu_seqlens_q    int32 or int64 [b + 1], from 0: sequence n has the rows cu_seqlens_q[n] to cu_seqlens_q[n + 1].
-    cu_seqlens_k    The same for k and v. With block_table, sequences have cu_seqlens_k.diff() keys; None with seqused_k.
+    cu_seqlens_k    The same for k and v. With block_table, sequences have cu_seqlens_k.diff() keys; None with
+                    seqused_k.
     max_seqlen_q, max_seqlen_k
                     The longest sequences: sizes of S_dmask, else not needed.
-    block_table     int32 or int64 [b, n]: k and v are pages, [pages, page_size, hk, d], and key j of sequence i is row j % page_size
-                    of page block_table[i, j // page_size]. Pages have no gradients.
+    block_table     int32 or int64 [b, n]: k and v are pages, [pages, page_size, hk, d], and key j of sequence i is row
+                    j % page_size of page block_table[i, j // page_size]. Pages have no gradients.
     seqused_q, seqused_k
-                    [b]: how many rows (keys) of each sequence count, if not all (flash-attn 3). Without block_table rapt copies
-                    them. Rows that do not count are 0.
+                    [b]: how many rows (keys) of each sequence count, if not all (flash-attn 3). Without block_table
+                    rapt copies them. Rows that do not count are 0.
 
     Returns out [total_q, hq, dv], or (out, softmax_lse [hq, total_q], S_dmask [b, hq, max_seqlen_q, max_seqlen_k]).
     """
@@ -280,8 +284,9 @@ def _ragged(
     seqused_q: Tensor | None = None,
     seqused_k: Tensor | None = None,
 ) -> Any:
-    named = {"q": q, "k": k, "v": v, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "alibi_slopes": alibi_slopes}
-    named |= {"s_aux": s_aux, "block_table": block_table, "seqused_q": seqused_q, "seqused_k": seqused_k}
+    named = {"q": q, "k": k, "v": v, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+    named |= {"alibi_slopes": alibi_slopes, "s_aux": s_aux, "block_table": block_table}
+    named |= {"seqused_q": seqused_q, "seqused_k": seqused_k}
     rows = "[total_k, hk, d]" if block_table is None else "[pages, page_size, hk, d]"
     shapes = {"q": "[total_q, hq, d]", "k": rows, "v": rows, "cu_seqlens_q": "[b + 1]"}
     if block_table is None or seqused_k is None:
@@ -295,7 +300,8 @@ def _ragged(
     if block_table is not None:
         check_without_gradients("pages have no gradients", q=q, k=k, v=v, alibi_slopes=alibi_slopes, s_aux=s_aux)
         if given.dropout_p != 0 and return_attn_probs:
-            raise NotImplementedError("return_attn_probs: got True with dropout and block_table; wanted one of the three less")
+            got = "True with dropout and block_table"
+            raise NotImplementedError(f"return_attn_probs: got {got}; wanted False: of pages there is no S_dmask")
         if seqused_k is None and cu_seqlens_k is not None:
             seqused_k, seqlens_are = cu_seqlens_k.diff(), "cu_seqlens_k"
         seqlens, cu_seqlens_k = seqused_k, None

@@ -173,6 +173,11 @@ def test_caches_in_one_tensor():
         results.append(flash_attn_with_kvcache(q, *caches, k, v, cache_seqlens=lengths, block_table=table, causal=True))
         assert torch.equal(caches[0][3, 5:8], k[0]) and torch.equal(caches[1][2, 4:7], v[1])
     assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
+    pool = torch.zeros(9, 16, 2, 32)  # pages of keys are 0, 2, 4, ..., those of values 1, 3, 5, ...
+    overlapping = flash_attn_with_kvcache(
+        q, pool[:-1], pool[1:], k, v, cache_seqlens=lengths, block_table=2 * table, causal=True
+    )
+    assert torch.equal(overlapping, results[0]) and torch.equal(pool[6, 5:8], k[0]) and torch.equal(pool[5, 4:7], v[1])
 
 
 def test_compiled_without_breaks():

@@ -27,8 +27,8 @@ EXAMPLES = [
     ("An ISA", r"(?i)neonbf16", r"/neonbf16\.hpp$", []),
     # Models of PyTorch have the modifiers that these pass on; another modifier leaves them as they are.
     ("A score modifier", r"softcap", None,
-     ["python/rapt/_core.pyi", "python/rapt/_model_attention.py", "python/rapt/_sparse_torch.py", "python/rapt/transformers.py",
-      "python/src/eager."]),
+     ["python/rapt/_core.pyi", "python/rapt/_flash_attn", "python/rapt/_model_attention.py", "python/rapt/_sparse_torch.py",
+      "python/rapt/flash_attn.py", "python/rapt/transformers.py", "python/src/eager."]),
     # GPU kernels know rings; a layout that they do not know, they refuse.
     ("A KV layout", r"\bring\b|KV_RING", None, ["src/cpu/kernels/append_kv.cpp", "src/cuda/", "python/rapt/__init__.py"]),
     ("A KV layout", r"\bgathered\b|KV_GATHERED", None, []),
@@ -45,7 +45,8 @@ def operation(name, *exceptions):
 # Exceptions: its own files under other names, and files that use it.
 EXAMPLES += [
     operation("merge_states", "python/rapt/_cache.py", "src/cuda/kernels/kernels.hpp", "tools/check.cpp", "tools/main.cpp"),
-    operation("append_kv", "python/rapt/_cache.py", "python/rapt/_fp8_rows.py", "python/rapt/mla.py", "src/cuda/kernels/kernels.hpp"),
+    operation("append_kv", "python/rapt/_cache.py", "python/rapt/_flash_attn_cache.py", "python/rapt/_fp8_rows.py", "python/rapt/mla.py",
+              "src/cuda/kernels/kernels.hpp"),
     operation("select_topk", "python/rapt/_dsa", "python/rapt/dsa.py", "python/rapt/torch.py", "python/src/dsa.cpp",
               "tests/fuzz/fuzz_validate_index_scores.cpp", "tests/operations/index_scores/"),
     operation("index_scores", "python/rapt/_dsa", "python/rapt/dsa.py", "python/rapt/torch.py", "python/src/dsa.cpp",
