@@ -11,7 +11,7 @@ from torch import Tensor
 
 import rapt
 from rapt import _refusals
-from rapt._flash_attn import attend
+from rapt._flash_attn import attend, used_rows
 from rapt._scalars import finite, integer, real, truth
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -141,6 +141,13 @@ def compact(x: Tensor, borders: Tensor, used: Tensor, name: str) -> tuple[Tensor
     return chosen, made
 
 
+def _longest(name: str, given: Any, borders: Tensor) -> int:
+    length, there = integer(name, given), max(borders.diff().tolist(), default=0)
+    if length < there:
+        raise ValueError(f"{name}: got {length}; wanted {there} or more, the longest sequence")
+    return length
+
+
 def probabilities(tensors: tuple[Any, ...], given: Options, seed: Tensor | None, longest: tuple[Any, Any]) -> Tensor:
     """S_dmask [b, h, sq, sk] of a call with dropout: its probabilities before dropout, negative where one was dropped;
     empty without dropout. `longest`: sq and sk of ragged batches."""
@@ -153,7 +160,8 @@ def probabilities(tensors: tuple[Any, ...], given: Options, seed: Tensor | None,
         place = torch.arange(keys, device="cpu").expand(b, keys)
     else:
         b, h = borders_q.shape[0] - 1, q.shape[1]
-        rows, keys = (int(x) for x in longest)
+        rows, keys = _longest("max_seqlen_q", longest[0], borders_q), _longest("max_seqlen_k", longest[1], borders_k)
+        k = k[: used_rows(k, borders_k)]
         place = torch.arange(k.shape[0], device="cpu") - torch.repeat_interleave(borders_k[:-1], borders_k.diff())
     if keys > _LARGEST_HEAD:
         raise NotImplementedError(f"return_attn_probs: got {keys} keys with dropout; wanted at most {_LARGEST_HEAD}")
