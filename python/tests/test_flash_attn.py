@@ -16,14 +16,10 @@ from rapt.flash_attn import (
     flash_attn_varlen_qkvpacked_func,
 )
 
+pytestmark = pytest.mark.usefixtures("seeded_and_without_fallbacks")
 HEADS = ((4, 4), (6, 1), (6, 2))  # MHA, MQA, GQA
 HEAD_SIZES = (32, 40, 59, 64, 80, 96, 111, 128, 160, 192, 224, 256)
 LENGTHS = ((1, 1), (3, 1), (1, 30), (17, 17), (31, 64), (64, 31), (40, 113))
-
-
-@pytest.fixture(autouse=True)
-def seeded():
-    torch.manual_seed(0)
 
 
 def modifiers(rng, b, hq):

@@ -8,10 +8,7 @@ import torch
 from flash_attn_reference import DTYPES, LSE, OUT, near, one, randn
 from rapt.flash_attn import flash_attn_with_kvcache
 
-
-@pytest.fixture(autouse=True)
-def seeded():
-    torch.manual_seed(0)
+pytestmark = pytest.mark.usefixtures("seeded_and_without_fallbacks")
 
 
 @pytest.fixture
