@@ -5,6 +5,7 @@
 #include <string>
 #include <string_view>
 
+#include "rapt/score.hpp"
 #include "rapt/types.hpp"
 
 namespace rapt {
@@ -12,9 +13,9 @@ namespace rapt {
 struct AttentionArgs;
 
 /// What dispatch and planning see of an attention call: no pointers, and no values of tensors. A plain value that
-/// compares and hashes. Text form: "attention" then `key=value` words in the order of the fields below; words at their
-/// default are left out, so "attention b=1 hq=8 sq=512 d=64 causal" is complete. Words may come in any order, each
-/// once.
+/// compares and hashes. Text form: "attention" then `key=value` words in the order of the fields below, those of the
+/// scores after `dv`; words at their default are left out, so "attention b=1 hq=8 sq=512 d=64 causal" is complete.
+/// Words may come in any order, each once.
 ///
 ///     attention b=2 hq=8 hk=2 sq=128 sk=512 d=64 dv=32 causal window=64,-1 align=bottom_right softcap=30
 ///               bias=hqk mask=bk alibi sinks dropout=0.1 lse ragged_q=200 ragged_k=700 layout=bshd
@@ -25,14 +26,10 @@ struct AttentionArgs;
 ///     attention q=f8e4m3 kv=f8e4m3 out=bf16 b=1 hq=8 sq=4096 d=128 causal groups=1 head_scales q_scale
 ///
 /// max_workspace_bytes() holds for problems with smaller b, sq, sk, ragged_q, ragged_k.
-struct AttentionProblem {
-  enum class Align : std::uint8_t { none, top_left, bottom_right, offset };
+struct AttentionProblem : ScoreProblem {
   /// Order of the dimensions in memory, shared by q, k, v and out: `bhsd` is contiguous, `bshd` as projections give it,
   /// `bhds` has the rows innermost, `other` is anything else (mixed included).
   enum class Layout : std::uint8_t { bhsd, bshd, bhds, other };
-  /// Broadcasting of a bias or mask: which of its dimensions have their full size. kNone: not given. Text: the letters
-  /// of the full dimensions, for example "bk" or "hqk"; "1" if there are none.
-  static constexpr std::uint8_t kNone = 0xff, kFullB = 1, kFullH = 2, kFullQ = 4, kFullK = 8;
 
   DType q_dtype = DType::f32;    ///< f8e4m3 included; text: q=, or dtype= for all that have no word of their own
   DType kv_dtype = DType::f32;   ///< of k and v, quantised types included; text: kv=
@@ -46,20 +43,6 @@ struct AttentionProblem {
                         ///< gathered: the entries of a token's list
   std::int64_t d = 0;
   std::int64_t dv = 0;  ///< text default: d
-  bool causal = false;
-  std::int64_t window_left = -1;
-  std::int64_t window_right = -1;
-  Align align = Align::none;
-  std::int64_t align_offset = 0;  ///< text: align=N
-  bool has_scale = false;
-  float scale = 0;    ///< text: scale=
-  float softcap = 0;  ///< 0: none
-  std::uint8_t bias = kNone;
-  DType bias_dtype = DType::f32;  ///< text: bias_dtype=
-  std::uint8_t mask = kNone;
-  bool alibi = false;
-  bool sinks = false;
-  float dropout = 0;  ///< p; seed and offset are no part of the problem. Text: dropout=
   bool lse = false;
   bool kv_lengths = false;     ///< text: seqlens; keys with a length per sequence (paged and ring: always)
   std::int64_t ragged_q = -1;  ///< total_q; -1: dense

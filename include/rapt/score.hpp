@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "rapt/tensor.hpp"
+#include "rapt/types.hpp"
 
 namespace rapt {
 
@@ -54,6 +55,39 @@ struct ScoreSpec {
   TensorView
       sinks{};  ///< of these types, [hq]: one extra logit per head in the softmax's denominator only; -inf = none
   std::optional<Dropout> dropout{};  ///< `lse` is that without it
+
+  /// Calls f(name, member) for every member but `dropout`, in the order of Python's arguments, so that bindings need no
+  /// list of their own; f(name, member, DType::boolean) for a tensor of booleans.
+  template <class F>
+  constexpr void for_each(const F& f) {
+    f("causal", causal), f("align", align), f("window", window), f("scale", scale);
+    f("mask", mask, DType::boolean), f("bias", bias), f("softcap", softcap), f("alibi", alibi), f("sinks", sinks);
+  }
+};
+
+/// What a problem says of a ScoreSpec. Text: the words of AttentionProblem, in this order.
+struct ScoreProblem {
+  enum class Align : std::uint8_t { none, top_left, bottom_right, offset };
+  /// Broadcasting of a bias or mask: which of its dimensions have their full size. kNone: not given. Text: the letters
+  /// of the full dimensions, for example "bk" or "hqk"; "1" if there are none.
+  static constexpr std::uint8_t kNone = 0xff, kFullB = 1, kFullH = 2, kFullQ = 4, kFullK = 8;
+
+  bool causal = false;
+  std::int64_t window_left = -1;
+  std::int64_t window_right = -1;
+  Align align = Align::none;
+  std::int64_t align_offset = 0;  ///< text: align=N
+  bool has_scale = false;
+  float scale = 0;    ///< text: scale=
+  float softcap = 0;  ///< 0: none
+  std::uint8_t bias = kNone;
+  DType bias_dtype = DType::f32;  ///< text: bias_dtype=
+  std::uint8_t mask = kNone;
+  bool alibi = false;
+  bool sinks = false;
+  float dropout = 0;  ///< p; seed and offset are no part of the problem. Text: dropout=
+
+  friend bool operator==(const ScoreProblem&, const ScoreProblem&) = default;
 };
 
 }  // namespace rapt

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, ParamSpec, TypeVar
+from typing import Any, Literal, ParamSpec, TypedDict, TypeVar
 
 import numpy as np
 
@@ -127,6 +127,28 @@ def attention(
     )
 
 
+class Differentiable(TypedDict, total=False):
+    """Those of attention()'s arguments by name that attention_backward() takes as the forward's."""
+
+    causal: bool
+    align: Literal["top_left", "bottom_right"] | int | None
+    window: Sequence[int | None] | None
+    scale: float | None
+    mask: Array | None
+    bias: Array | None
+    softcap: float | None
+    alibi: Array | None
+    sinks: Array | None
+    cu_seqlens_q: Array | None
+    cu_seqlens_k: Array | None
+    cache_seqlens: Array | None
+    indices: Array | None
+    counts: Array | None
+    dropout_p: float
+    seed: int | None
+    offset: int
+
+
 def check_lists(indices: Any, counts: Any) -> None:
     """What the extension would refuse in the words of C++."""
     if counts is not None and indices is None:
@@ -152,8 +174,8 @@ def dropout_mask(b: int, hq: int, sq: int, sk: int, p: float, seed: int, offset:
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
-_SIGNATURE = inspect.signature(attention)
-_DEFAULTS = {name: p.default for name, p in _SIGNATURE.parameters.items() if p.default is not p.empty}
+SIGNATURE = inspect.signature(attention)
+_DEFAULTS = {name: p.default for name, p in SIGNATURE.parameters.items() if p.default is not p.empty}
 
 
 def forward_arguments(q: Any, k: Any, v: Any, **given: Any) -> tuple[Any, ...]:
@@ -163,7 +185,7 @@ def forward_arguments(q: Any, k: Any, v: Any, **given: Any) -> tuple[Any, ...]:
 
 def _same_arguments(_: Callable[_P, Any]) -> Callable[[Callable[..., _T]], Callable[_P, _T]]:
     def decorate(function: Callable[..., _T]) -> Callable[_P, _T]:
-        function.__signature__ = _SIGNATURE.replace(return_annotation="Explanation")  # type: ignore[attr-defined]
+        function.__signature__ = SIGNATURE.replace(return_annotation="Explanation")  # type: ignore[attr-defined]
         return function
 
     return decorate
@@ -172,7 +194,7 @@ def _same_arguments(_: Callable[_P, Any]) -> Callable[[Callable[..., _T]], Calla
 @_same_arguments(attention)
 def explain(*args: Any, **kwargs: Any) -> _core.Explanation:
     """What attention() would do with these arguments: the kernel, and why not the others. Computes nothing."""
-    bound = _SIGNATURE.bind(*args, **kwargs)
+    bound = SIGNATURE.bind(*args, **kwargs)
     bound.apply_defaults()
     check_lists(bound.arguments["indices"], bound.arguments["counts"])
     truth("return_lse", bound.arguments["return_lse"])

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias
+import inspect
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from rapt import _core
 from rapt._arrays import Array, empty_gradients
-from rapt._attention import check_lists, forward_arguments
+from rapt._attention import SIGNATURE, Differentiable, check_lists, forward_arguments
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 Wanted: TypeAlias = Literal["q", "k", "v", "bias", "sinks", "alibi"]
 
@@ -31,27 +35,11 @@ def attention_backward(
     out: Array,
     lse: Array,
     *,
-    causal: bool = False,
-    align: Literal["top_left", "bottom_right"] | int | None = None,
-    window: Sequence[int | None] | None = None,
-    scale: float | None = None,
-    mask: Array | None = None,
-    bias: Array | None = None,
-    softcap: float | None = None,
-    alibi: Array | None = None,
-    sinks: Array | None = None,
-    cu_seqlens_q: Array | None = None,
-    cu_seqlens_k: Array | None = None,
-    cache_seqlens: Array | None = None,
-    indices: Array | None = None,
-    counts: Array | None = None,
-    dropout_p: float = 0.0,
-    seed: int | None = None,
-    offset: int = 0,
     dlse: Array | None = None,
     want: Collection[Wanted] = ("q", "k", "v"),
     threads: int | None = None,
     isa: str | None = None,
+    **forward: Unpack[Differentiable],
 ) -> Gradients:
     """Gradients of sum(dout * out) + sum(dlse * lse), for out and lse of attention(q, k, v, ..., return_lse=True).
 
@@ -73,33 +61,26 @@ def attention_backward(
     gradient is rounded once. Rows that attend no key, and keys past a length, have gradients of 0. Raises TypeError or
     ValueError, naming the argument. Releases the GIL.
     """
-    inputs = {"q": q, "k": k, "v": v, "bias": bias, "sinks": sinks, "alibi": alibi}
-    check_lists(indices, counts)
+    for name in forward:
+        if name not in _FORWARD:
+            raise TypeError(f"attention_backward() got an unexpected keyword argument {name!r}")
+    get = forward.get
+    check_lists(get("indices"), get("counts"))
+    inputs = {"q": q, "k": k, "v": v, "bias": get("bias"), "sinks": get("sinks"), "alibi": get("alibi")}
     gradients = Gradients(**empty_gradients(want, inputs))
     _core.attention_backward(
-        forward_arguments(
-            *(q, k, v),
-            causal=causal,
-            align=align,
-            window=window,
-            scale=scale,
-            mask=mask,
-            bias=bias,
-            softcap=softcap,
-            alibi=alibi,
-            sinks=sinks,
-            cu_seqlens_q=cu_seqlens_q,
-            cu_seqlens_k=cu_seqlens_k,
-            cache_seqlens=cache_seqlens,
-            indices=indices,
-            counts=counts,
-            dropout_p=dropout_p,
-            seed=seed,
-            offset=offset,
-            out=out,
-            threads=threads,
-            isa=isa,
-        ),
-        (dout, lse, dlse, *gradients),
+        forward_arguments(q, k, v, **forward, out=out, threads=threads, isa=isa), (dout, lse, dlse, *gradients)
     )
     return gradients
+
+
+def _with_forward(own: inspect.Signature) -> inspect.Signature:
+    """The signature with the arguments of the forward by name, before those that it has by name itself."""
+    positional = [p for p in own.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    by_name = [p for p in own.parameters.values() if p.kind is p.KEYWORD_ONLY]
+    forward = [p for name, p in SIGNATURE.parameters.items() if name in _FORWARD]
+    return own.replace(parameters=[*positional, *forward, *by_name])
+
+
+_FORWARD = Differentiable.__optional_keys__
+attention_backward.__signature__ = _with_forward(inspect.signature(attention_backward))  # type: ignore[attr-defined]

@@ -3,9 +3,10 @@
 
 #include <nanobind/nanobind.h>
 
+#include <array>
+#include <bit>
 #include <cstddef>
 #include <string>
-#include <utility>
 
 namespace rapt::python {
 namespace nb = nanobind;
@@ -14,16 +15,14 @@ namespace nb = nanobind;
 #define RAPT_OPERATION(name, Name, NAME) void bind_##name(nb::module_& m);
 #include "rapt/operations.def"
 
-/// The arguments of a Python function, which hands on all of them in its order.
+/// The arguments of a Python function, which hands on all of them in the order of `Arguments`: a struct of handles.
 template <class Arguments>
 Arguments arguments_of(const nb::tuple& given) {
   constexpr std::size_t n = sizeof(Arguments) / sizeof(nb::handle);
   if (given.size() != n) throw nb::type_error(("wanted " + std::to_string(n) + " arguments").c_str());
-  const auto at = [&](std::size_t i) { return nb::handle(PyTuple_GetItem(given.ptr(), static_cast<Py_ssize_t>(i))); };
-  return [&]<std::size_t... I>(std::index_sequence<I...>) {
-    return Arguments{at(I)...};
-  }
-  (std::make_index_sequence<n>());
+  std::array<nb::handle, n> arguments;
+  for (std::size_t i = 0; i < n; ++i) arguments[i] = PyTuple_GetItem(given.ptr(), static_cast<Py_ssize_t>(i));
+  return std::bit_cast<Arguments>(arguments);
 }
 
 }  // namespace rapt::python

@@ -7,6 +7,7 @@
 #include <limits>
 #include <string>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -115,19 +116,57 @@ nb::object empty_like(nb::handle like, const TensorView& its, const std::vector<
   return made;
 }
 
+// Reads Python's `object` into a member of ScoreSpec.
+struct ScoreReader {
+  Arrays& arrays;
+
+  void operator()(const char* name, nb::handle object, bool& member) const { member = truth(name, object); }
+  void operator()(const char* name, nb::handle object, std::optional<float>& member) const {
+    member = real(name, object);
+  }
+  void operator()(const char*, nb::handle object, std::optional<Window>& member) const { member = window_of(object); }
+  void operator()(const char*, nb::handle object, std::optional<Align>& member) const { member = align_of(object); }
+  void operator()(const char* name, nb::handle object, TensorView& member) const {
+    member = arrays.take(name, object, {.elements = Elements::floats});
+  }
+  void operator()(const char* name, nb::handle object, TensorView& member, DType) const {
+    member = arrays.take(name, object, {.elements = Elements::boolean});
+  }
+};
+
+ScoreSpec score_of(Arrays& arrays, const AttentionArguments& a) {
+  ScoreSpec score;
+  std::size_t i = 0;
+  score.for_each([&](const char* name, auto& member, auto... boolean) {
+    ScoreReader{arrays}(name, a.score[i++], member, boolean...);
+  });
+  score.dropout = dropout_of(a.dropout_p, a.seed, a.offset);
+  return score;
+}
+
+// What the library knows as the number `argument`, by its name in Python; of no name if it is no number of a score.
+std::pair<std::string, nb::handle> number_given(const AttentionArguments& a, std::string_view argument) {
+  if (argument == "score.dropout") return {"dropout_p", a.dropout_p};
+  std::pair<std::string, nb::handle> found;
+  std::size_t i = 0;
+  ScoreSpec().for_each([&](const std::string& name, const auto& member, auto...) {
+    constexpr bool is_number = std::is_same_v<decltype(member), const std::optional<float>&>;
+    if (is_number && argument == "score." + name) found = {name, a.score[i]};
+    ++i;
+  });
+  return found;
+}
+
 // The library knows numbers as floats: a refusal shows them as they were given.
 template <class Work>
 auto as_given(const AttentionArguments& given, const Work& work) {
   try {
     return work();
   } catch (const Error& error) {
+    const auto [name, number] = number_given(given, error.argument());
+    if (name.empty()) throw;
     const std::string reason = error.what(), separator = "; wanted ";
-    for (const auto& [known_as, name, value] :
-         {std::tuple("score.scale", "scale", given.scale), std::tuple("score.softcap", "softcap", given.softcap),
-          std::tuple("score.dropout", "dropout_p", given.dropout_p)})
-      if (error.argument() == known_as)
-        refuse_value(name, text_of(value), reason.substr(reason.find(separator) + separator.size()));
-    throw;
+    refuse_value(name, text_of(number), reason.substr(reason.find(separator) + separator.size()));
   }
 }
 
@@ -156,17 +195,7 @@ AttentionArgs inputs_of(Arrays& arrays, const AttentionArguments& a) {
     args.kv.kind = KvSource::Kind::gathered;
   }
   args.cu_seqlens_q = take("cu_seqlens_q", a.cu_seqlens_q, Elements::integers);
-  ScoreSpec& score = args.score;
-  score.scale = real("scale", a.scale);
-  score.causal = truth("causal", a.causal);
-  score.window = window_of(a.window);
-  score.align = align_of(a.align);
-  score.softcap = real("softcap", a.softcap);
-  score.bias = take("bias", a.bias, Elements::floats);
-  score.mask = take("mask", a.mask, Elements::boolean);
-  score.alibi = take("alibi", a.alibi, Elements::floats);
-  score.sinks = take("sinks", a.sinks, Elements::floats);
-  score.dropout = dropout_of(a.dropout_p, a.seed, a.offset);
+  args.score = score_of(arrays, a);
   return args;
 }
 

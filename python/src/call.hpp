@@ -1,6 +1,8 @@
 // One attention call as Python gives it.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <optional>
 #include <string_view>
 
@@ -23,11 +25,19 @@ std::optional<Align> align_of(nb::handle object);
 /// The arguments `dropout_p`, `seed` and `offset` of rapt.attention.
 std::optional<Dropout> dropout_of(nb::handle p, nb::handle seed, nb::handle offset);
 
+/// How many arguments of rapt.attention ScoreSpec::for_each() goes through.
+inline constexpr std::size_t kScoreArguments = [] {
+  std::size_t count = 0;
+  ScoreSpec().for_each([&](const auto&...) { ++count; });
+  return count;
+}();
+
 /// The arguments of rapt.attention, in its order.
 struct AttentionArguments {
-  nb::handle q, k, v, causal, align, window, scale, mask, bias, softcap, alibi, sinks, cu_seqlens_q, cu_seqlens_k,
-      block_table, cache_seqlens, ring, indices, counts, q_scale, k_scale, v_scale, k_zero, v_zero, k_tail, kv_dtype,
-      dropout_p, seed, offset, out, return_lse, threads, isa, kernel;
+  nb::handle q, k, v;
+  std::array<nb::handle, kScoreArguments> score;
+  nb::handle cu_seqlens_q, cu_seqlens_k, block_table, cache_seqlens, ring, indices, counts, q_scale, k_scale, v_scale,
+      k_zero, v_zero, k_tail, kv_dtype, dropout_p, seed, offset, out, return_lse, threads, isa, kernel;
 };
 
 /// rapt.attention: `out`, or (out, lse). Refuses what cannot be read (TypeError, ValueError); the library checks the

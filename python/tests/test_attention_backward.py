@@ -1,10 +1,14 @@
 """rapt.attention_backward against float64 autograd of the plain formula."""
 
+import inspect
+import typing
+
 import numpy as np
 import pytest
 import rapt
 import torch
 from autograd_reference import UNITS, attention, doubled, relative_error
+from rapt._attention import Differentiable
 
 DTYPES = list(UNITS)
 
@@ -197,3 +201,17 @@ def test_errors(change, error, message):
     arguments = dict(tensors, out=out, lse=lse, dout=torch.ones_like(out)) | change
     with pytest.raises(error, match=message):
         rapt.attention_backward(**arguments)
+
+
+def test_arguments_of_the_forward_are_attentions():
+    wanted, got = typing.get_type_hints(rapt.attention), typing.get_type_hints(Differentiable)
+    assert got == {name: wanted[name] for name in got}
+    names = list(inspect.signature(rapt.attention_backward).parameters)
+    assert names[:6] == ["dout", "q", "k", "v", "out", "lse"] and names[6:-4] == list(got)
+    assert names[-4:] == ["dlse", "want", "threads", "isa"]
+
+
+def test_an_argument_without_gradients_is_refused_by_name():
+    x = np.zeros((1, 1, 2, 8), np.float32)
+    with pytest.raises(TypeError, match=r"attention_backward\(\) got an unexpected keyword argument 'ring'"):
+        rapt.attention_backward(x, x, x, x, x, x[..., 0], ring=True)

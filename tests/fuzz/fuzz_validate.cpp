@@ -27,7 +27,7 @@ DType some_cache_type(Choices& c) {
 void choose_score(Arguments& g, Choices& c, std::int64_t b, std::int64_t hq, std::int64_t sq, std::int64_t sk) {
   ScoreSpec& score = g.args.score;
   if (c.one_in(4)) score.scale = some_float(c);
-  choose_numbers(score, c, some_float);
+  Modifiers::choose_numbers(score, c, some_float);
   if (c.one_in(4)) score.dropout = Dropout{some_float(c), c.raw<std::uint64_t>(), c.raw<std::uint64_t>()};
   score.causal = c.one_in(3);
   if (c.one_in(4)) score.window = Window{c.below(8) - 2, c.below(8) - 2};
@@ -106,7 +106,7 @@ void choose_args(Arguments& g, Choices& c) {
   sk = choose_keys(g, c, b, hk, sq, sk, d, dv);
   if (!has_positions(args.kv) && !c.one_in(8)) {  // else something is refused most of the time
     if (c.below(2)) args.score.scale = some_float(c);
-    choose_numbers(args.score, c, some_float);
+    Modifiers::choose_numbers(args.score, c, some_float);
     if (c.one_in(4)) args.score.sinks = floats(g, c, {hq});
     return;
   }

@@ -44,7 +44,7 @@ AttentionProblem typed(const std::string& text, DType dtype);
 /// uses, and all outputs are poisoned, and table entries past a length and list entries past a count are no pages or
 /// keys. (An integer can be no NaN: i8 and i4x2 hold 0xb5.) Logical element n of a tensor depends on (seed, tensor, n)
 /// only, shared pages apart, whatever the layout, and but for its rounding not on the type.
-struct Case : ModifierTensors {
+struct Case : Modifiers {
   /// Throws Error for types that a call would refuse, for a bias other than f32, and for ragged totals that
   /// b sequences with that longest one cannot have.
   explicit Case(const AttentionProblem& problem, std::uint64_t seed = 1, Placement placement = Placement::heap,

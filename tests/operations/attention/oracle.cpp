@@ -243,7 +243,7 @@ struct Rows {
 bool multiplies_codes(const AttentionArgs& args) {
   const ScoreSpec& s = args.score;
   return args.q.ndim == 4 && args.q.dtype == DType::f8e4m3 && args.kv.k.dtype == DType::f8e4m3 &&
-         args.kv.v.dtype == DType::f8e4m3 && !has_modifiers(s);
+         args.kv.v.dtype == DType::f8e4m3 && !Modifiers::any_given(s);
 }
 
 /// What the division of a row of queries by a power of two may change of each, `scale` being that of the row's codes.

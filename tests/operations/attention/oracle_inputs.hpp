@@ -207,7 +207,7 @@ inline Score final_score(const Head& head, std::int64_t i, std::int64_t j, doubl
   const double delta = std::abs(scale) * ((std::sqrt(d) + 6 + dequantised + rounded) * kUnit * dot_abs + lost.bound);
   const double sigma =
       std::abs(scale) * (std::sqrt(d / 3) * kUnit * (std::sqrt(dot_squares) + 2 * std::abs(dot)) + lost.sigma);
-  const Score s = transformed(spec, {x, delta, sigma}, kUnit);
+  const Score s = Modifiers::transformed(spec, {x, delta, sigma}, kUnit);
   const double operands = std::abs(s.x) + std::abs(bias) + std::abs(alibi);
   return {s.x + bias - alibi, s.delta + 8 * kUnit * operands, s.sigma + 4 * kUnit * operands, s.slope, s.slope_error};
 }

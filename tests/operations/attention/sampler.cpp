@@ -63,7 +63,7 @@ void sample_scores(Random& random, AttentionProblem& p) {
     p.has_scale = true;
     p.scale = static_cast<float>(between(random, -20, 60)) / 64;
   }
-  sample_modifiers(random, p);
+  Modifiers::sample_modifiers(random, p);
 }
 
 void sample_lengths(Random& random, AttentionProblem& p, bool equal) {
