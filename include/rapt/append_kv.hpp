@@ -63,13 +63,13 @@ RAPT_API void append_kv(const AppendKvArgs& args, const Context& context = defau
                         std::span<std::byte> workspace = {});
 
 /// What dispatch and planning see of an append_kv call. Text form: "append_kv", then `key=value` words in the order of
-/// the fields below; words at their default are left out.
+/// the fields below, those of CacheProblem after `ragged`; words at their default are left out.
 ///
 ///     append_kv b=8 hk=8 n=1 sk=4096 d=128
 ///     append_kv new=bf16 kv=i8 b=8 hk=8 n=64 sk=4096 d=128 page=16 groups=1
 ///
 /// max_workspace_bytes() holds for problems with smaller b, n, ragged.
-struct AppendKvProblem {
+struct AppendKvProblem : CacheProblem {
   DType new_dtype = DType::f32;  ///< of k_new; text: new=, or dtype= for both
   DType kv_dtype = DType::f32;   ///< of the cache; text: kv=
   DeviceType device = DeviceType::cpu;
@@ -80,8 +80,6 @@ struct AppendKvProblem {
   std::int64_t d = 0;
   std::int64_t dv = 0;              ///< text default: d
   std::int64_t ragged = -1;         ///< total; -1: n rows of each sequence
-  std::int64_t page_size = 0;       ///< text: page=; 0: the cache is not paged
-  bool ring = false;                ///< text: ring
   std::int64_t k_groups = 0;        ///< scales per row of k; text: k_groups=, or groups= for both; 0: none
   std::int64_t v_groups = 0;        ///< of v
   bool zeros = false;               ///< text: zeros; k or v has zero points

@@ -5,6 +5,7 @@
 #include <string>
 #include <string_view>
 
+#include "rapt/kv_cache.hpp"
 #include "rapt/score.hpp"
 #include "rapt/types.hpp"
 
@@ -14,8 +15,8 @@ struct AttentionArgs;
 
 /// What dispatch and planning see of an attention call: no pointers, and no values of tensors. A plain value that
 /// compares and hashes. Text form: "attention" then `key=value` words in the order of the fields below, those of the
-/// scores after `dv`; words at their default are left out, so "attention b=1 hq=8 sq=512 d=64 causal" is complete.
-/// Words may come in any order, each once.
+/// scores after `dv`, those of a cache after `ragged_k`; words at their default are left out, so "attention b=1 hq=8
+/// sq=512 d=64 causal" is complete. Words may come in any order, each once.
 ///
 ///     attention b=2 hq=8 hk=2 sq=128 sk=512 d=64 dv=32 causal window=64,-1 align=bottom_right softcap=30
 ///               bias=hqk mask=bk alibi sinks dropout=0.1 lse ragged_q=200 ragged_k=700 layout=bshd
@@ -26,7 +27,7 @@ struct AttentionArgs;
 ///     attention q=f8e4m3 kv=f8e4m3 out=bf16 b=1 hq=8 sq=4096 d=128 causal groups=1 head_scales q_scale
 ///
 /// max_workspace_bytes() holds for problems with smaller b, sq, sk, ragged_q, ragged_k.
-struct AttentionProblem : ScoreProblem {
+struct AttentionProblem : ScoreProblem, CacheProblem {
   /// Order of the dimensions in memory, shared by q, k, v and out: `bhsd` is contiguous, `bshd` as projections give it,
   /// `bhds` has the rows innermost, `other` is anything else (mixed included).
   enum class Layout : std::uint8_t { bhsd, bshd, bhds, other };
@@ -47,8 +48,6 @@ struct AttentionProblem : ScoreProblem {
   bool kv_lengths = false;     ///< text: seqlens; keys with a length per sequence (paged and ring: always)
   std::int64_t ragged_q = -1;  ///< total_q; -1: dense
   std::int64_t ragged_k = -1;  ///< total_k; -1: dense
-  std::int64_t page_size = 0;  ///< text: page=; 0: keys are not paged
-  bool ring = false;           ///< text: ring; sk rows, key j in row j % sk
   bool gathered = false;       ///< text: gathered; each query token has a list of keys
   bool latent = false;         ///< text: latent; rows of v are what longer keys begin with, in place
   std::int64_t k_groups = 0;   ///< scales per row of k; text: k_groups=, or groups= for both; 0: none

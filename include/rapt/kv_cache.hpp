@@ -1,13 +1,8 @@
 // KV caches that are written: one object to append to and to attend from.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
-#include <span>
-#include <string>
-#include <string_view>
 
-#include "rapt/context.hpp"
 #include "rapt/kv_source.hpp"
 #include "rapt/tensor.hpp"
 
@@ -49,6 +44,14 @@ struct KvCache {
     kv.block_table = block_table;
     return kv;
   }
+};
+
+/// What problems say of the kind of a cache; strided by default.
+struct CacheProblem {
+  std::int64_t page_size = 0;  ///< text: page=; 0: keys are not paged
+  bool ring = false;           ///< text: ring; sk rows, key j in row j % sk
+
+  friend bool operator==(const CacheProblem&, const CacheProblem&) = default;
 };
 
 }  // namespace rapt

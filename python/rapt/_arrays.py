@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import numpy as np
-
-KvDtype: TypeAlias = Literal["i4x2", "i8", "f8e4m3", "f8e5m2"]
 
 
 class Array(Protocol):

@@ -5,13 +5,15 @@ from __future__ import annotations
 import inspect
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, ParamSpec, TypedDict, TypeVar
+from typing import Any, Literal, ParamSpec, TypeAlias, TypedDict, TypeVar
 
 import numpy as np
 
 from rapt import _core
-from rapt._arrays import Array, KvDtype
+from rapt._arrays import Array
 from rapt._scalars import truth
+
+KvDtype: TypeAlias = Literal["i4x2", "i8", "f8e4m3", "f8e5m2"]
 
 
 def attention(
@@ -30,18 +32,18 @@ def attention(
     sinks: Array | None = None,
     cu_seqlens_q: Array | None = None,
     cu_seqlens_k: Array | None = None,
-    block_table: Array | None = None,
     cache_seqlens: Array | None = None,
-    ring: bool = False,
     indices: Array | None = None,
     counts: Array | None = None,
-    q_scale: Array | None = None,
+    block_table: Array | None = None,
+    ring: bool = False,
     k_scale: Array | None = None,
     v_scale: Array | None = None,
     k_zero: Array | None = None,
     v_zero: Array | None = None,
     k_tail: Array | None = None,
     kv_dtype: KvDtype | None = None,
+    q_scale: Array | None = None,
     dropout_p: float = 0.0,
     seed: int | None = None,
     offset: int = 0,
@@ -121,9 +123,10 @@ def attention(
     if return_lse is not False and return_lse is not True:
         return_lse = truth("return_lse", return_lse)
     return _core.attention(
-        *(q, k, v, causal, align, window, scale, mask, bias, softcap, alibi, sinks, cu_seqlens_q, cu_seqlens_k),
-        *(block_table, cache_seqlens, ring, indices, counts, q_scale, k_scale, v_scale, k_zero, v_zero, k_tail, kv_dtype),
-        *(dropout_p, seed, offset, out, return_lse, threads, isa, kernel),
+        *(q, k, v, causal, align, window, scale, mask, bias, softcap, alibi, sinks),
+        *(cu_seqlens_q, cu_seqlens_k, cache_seqlens, indices, counts),
+        *(block_table, ring, k_scale, v_scale, k_zero, v_zero, k_tail, kv_dtype),
+        *(q_scale, dropout_p, seed, offset, out, return_lse, threads, isa, kernel),
     )
 
 

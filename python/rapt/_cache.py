@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from rapt import _core
-from rapt._arrays import Array, KvDtype, empty_like, shape_of
+from rapt._arrays import Array, empty_like, shape_of
+from rapt._attention import KvDtype
 from rapt._scalars import truth
 
 
@@ -45,7 +46,7 @@ def append_kv(
     table, entries that are no page, and two new rows for one place. docs/guide/cpp.md has the bounds of the rounding.
     """
     _core.append_kv(
-        *(k_new, v_new, k, v, cache_seqlens, block_table, ring, cu_seqlens, k_scale, v_scale, k_zero, v_zero, k_tail, kv_dtype)
+        *(k_new, v_new, k, v, cache_seqlens, cu_seqlens, block_table, ring, k_scale, v_scale, k_zero, v_zero, k_tail, kv_dtype)
     )
 
 

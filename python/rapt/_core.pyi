@@ -68,7 +68,7 @@ def dropout_mask(p: Any, seed: Any, offset: Any, mask: Any, /) -> None:
     """`rapt.dropout_mask` into `mask`."""
 
 def append_kv(*arguments: Any) -> None:
-    """`rapt.append_kv`: all its arguments, in its order."""
+    """`rapt.append_kv`: all its arguments, those of the cache last, in the order of cache.hpp."""
 
 def merge_states(outs: Sequence[Any], lses: Sequence[Any], out: Any, lse: Any, /) -> None: ...
 def sdpa(

@@ -7,10 +7,10 @@
 namespace rapt::python {
 namespace {
 
-// The arguments of rapt.append_kv, in its order.
+// What rapt.append_kv hands on, in its order.
 struct AppendArguments {
-  nb::handle k_new, v_new, k, v, cache_seqlens, block_table, ring, cu_seqlens, k_scale, v_scale, k_zero, v_zero, k_tail,
-      kv_dtype;
+  nb::handle k_new, v_new, k, v, cache_seqlens, cu_seqlens;
+  CacheArguments cache;
 };
 
 // Without the GIL where it works.
@@ -18,8 +18,7 @@ void append_kv(const AppendArguments& a) {
   Arrays arrays;
   AppendKvArgs args;
   args.k_new = arrays.take("k_new", a.k_new), args.v_new = arrays.take("v_new", a.v_new);
-  args.cache = cache_of(
-      arrays, {a.k, a.v, a.block_table, a.ring, a.k_scale, a.v_scale, a.k_zero, a.v_zero, a.k_tail, a.kv_dtype}, true);
+  args.cache = cache_of(arrays, a.k, a.v, a.cache);
   args.seqlens = arrays.take("cache_seqlens", a.cache_seqlens, {.elements = Elements::integers});
   args.cu_seqlens = arrays.take("cu_seqlens", a.cu_seqlens, {.elements = Elements::integers});
   const Context context = context_of(arrays, nb::none(), nb::none(), args.cache.k.device);

@@ -37,13 +37,12 @@ std::optional<DType> bytes_of(nb::handle object) {
   refuse_value("kv_dtype", shown(object), "None" + known);
 }
 
-}  // namespace
-
-KvCache cache_of(Arrays& arrays, const CacheArguments& arguments, bool writable) {
+// `writable`: it will be appended to.
+KvCache cache_of(Arrays& arrays, nb::handle k, nb::handle v, const CacheArguments& arguments, bool writable) {
   const std::optional<DType> bytes = bytes_of(arguments.kv_dtype);
   KvCache cache;
-  cache.k = arrays.take("k", arguments.k, {.writable = writable, .bytes = bytes});
-  cache.v = arrays.take("v", arguments.v, {.writable = writable, .bytes = bytes, .shaped = !writable});
+  cache.k = arrays.take("k", k, {.writable = writable, .bytes = bytes});
+  cache.v = arrays.take("v", v, {.writable = writable, .bytes = bytes, .shaped = !writable});
   cache.block_table = arrays.take("block_table", arguments.block_table, {.elements = Elements::integers});
   // Those that broadcast are inputs of append_kv too.
   const auto coding = [&](const char* name, nb::handle array, const MutableTensorView& rows) {
@@ -60,6 +59,33 @@ KvCache cache_of(Arrays& arrays, const CacheArguments& arguments, bool writable)
   if (ring && cache.block_table) refuse_value("ring", "True with a block_table", "one of them");
   cache.kind = ring ? KvSource::Kind::ring : cache.block_table ? KvSource::Kind::paged : KvSource::Kind::strided;
   return cache;
+}
+
+}  // namespace
+
+KvCache cache_of(Arrays& arrays, nb::handle k, nb::handle v, const CacheArguments& arguments) {
+  return cache_of(arrays, k, v, arguments, true);
+}
+
+KvSource keys_of(Arrays& arrays, nb::handle k, nb::handle v, const KeyArguments& arguments) {
+  const KvCache cache = cache_of(arrays, k, v, arguments.cache, false);
+  const auto integers = [&](const char* name, nb::handle array) {
+    return arrays.take(name, array, {.elements = Elements::integers});
+  };
+  const TensorView cu_seqlens = integers("cu_seqlens_k", arguments.cu_seqlens_k),
+                   seqlens = integers("cache_seqlens", arguments.cache_seqlens);
+  if (cu_seqlens && (seqlens || cache.kind != KvSource::Kind::strided))
+    refuse_value("cu_seqlens_k", "ragged keys with cache_seqlens, block_table or ring", "one kind of keys");
+  KvSource kv = cache.source(seqlens);
+  if (cu_seqlens) kv.kind = KvSource::Kind::ragged, kv.cu_seqlens = cu_seqlens;
+  kv.indices = integers("indices", arguments.indices), kv.counts = integers("counts", arguments.counts);
+  if (kv.indices) {
+    if (kv.kind != KvSource::Kind::strided || seqlens)
+      refuse_value("indices", "gathered keys with cu_seqlens_k, cache_seqlens, block_table or ring",
+                   "one kind of keys");
+    kv.kind = KvSource::Kind::gathered;
+  }
+  return kv;
 }
 
 }  // namespace rapt::python

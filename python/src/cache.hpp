@@ -1,4 +1,4 @@
-// KV caches as Python gives them: read by attention and appended to.
+// Keys and values as Python gives them: read by attention, and appended to where they are a cache.
 #pragma once
 
 #include "array.hpp"
@@ -6,12 +6,19 @@
 
 namespace rapt::python {
 
-/// Python's arguments that make up a cache.
+/// What makes a cache of k and v, as Python hands it on.
 struct CacheArguments {
-  nb::handle k, v, block_table, ring, k_scale, v_scale, k_zero, v_zero, k_tail, kv_dtype;
+  nb::handle block_table, ring, k_scale, v_scale, k_zero, v_zero, k_tail, kv_dtype;
+};
+/// What makes keys and values of k and v, in that order.
+struct KeyArguments {
+  nb::handle cu_seqlens_k, cache_seqlens, indices, counts;
+  CacheArguments cache;
 };
 
-/// `writable`: it will be appended to.
-KvCache cache_of(Arrays& arrays, const CacheArguments& arguments, bool writable);
+/// A cache that is appended to.
+KvCache cache_of(Arrays& arrays, nb::handle k, nb::handle v, const CacheArguments& arguments);
+/// What attention reads. Refuses keys of two kinds.
+KvSource keys_of(Arrays& arrays, nb::handle k, nb::handle v, const KeyArguments& arguments);
 
 }  // namespace rapt::python

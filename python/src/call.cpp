@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "bind.hpp"
-#include "cache.hpp"
 #include "context.hpp"
 #include "error.hpp"
 #include "rapt/dropout.hpp"
@@ -172,29 +171,11 @@ auto as_given(const AttentionArguments& given, const Work& work) {
 
 // All that a call reads.
 AttentionArgs inputs_of(Arrays& arrays, const AttentionArguments& a) {
-  const auto take = [&](const char* name, nb::handle array, Elements elements) {
-    return arrays.take(name, array, {.elements = elements});
-  };
   AttentionArgs args;
   args.q = arrays.take("q", a.q, {.shaped = true});
-  args.q_scale = take("q_scale", a.q_scale, Elements::f32);
-  const KvCache cache = cache_of(
-      arrays, {a.k, a.v, a.block_table, a.ring, a.k_scale, a.v_scale, a.k_zero, a.v_zero, a.k_tail, a.kv_dtype}, false);
-  const TensorView cu_seqlens_k = take("cu_seqlens_k", a.cu_seqlens_k, Elements::integers),
-                   seqlens = take("cache_seqlens", a.cache_seqlens, Elements::integers);
-  if (cu_seqlens_k && (seqlens || cache.kind != KvSource::Kind::strided))
-    refuse_value("cu_seqlens_k", "ragged keys with cache_seqlens, block_table or ring", "one kind of keys");
-  args.kv = cache.source(seqlens);
-  if (cu_seqlens_k) args.kv.kind = KvSource::Kind::ragged, args.kv.cu_seqlens = cu_seqlens_k;
-  args.kv.indices = take("indices", a.indices, Elements::integers);
-  args.kv.counts = take("counts", a.counts, Elements::integers);
-  if (args.kv.indices) {
-    if (args.kv.kind != KvSource::Kind::strided || seqlens)
-      refuse_value("indices", "gathered keys with cu_seqlens_k, cache_seqlens, block_table or ring",
-                   "one kind of keys");
-    args.kv.kind = KvSource::Kind::gathered;
-  }
-  args.cu_seqlens_q = take("cu_seqlens_q", a.cu_seqlens_q, Elements::integers);
+  args.q_scale = arrays.take("q_scale", a.q_scale, {.elements = Elements::f32});
+  args.kv = keys_of(arrays, a.k, a.v, a.keys);
+  args.cu_seqlens_q = arrays.take("cu_seqlens_q", a.cu_seqlens_q, {.elements = Elements::integers});
   args.score = score_of(arrays, a);
   return args;
 }

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "array.hpp"
+#include "cache.hpp"
 #include "rapt/attention.hpp"
 #include "rapt/attention_backward.hpp"
 #include "rapt/context.hpp"
@@ -36,8 +37,9 @@ inline constexpr std::size_t kScoreArguments = [] {
 struct AttentionArguments {
   nb::handle q, k, v;
   std::array<nb::handle, kScoreArguments> score;
-  nb::handle cu_seqlens_q, cu_seqlens_k, block_table, cache_seqlens, ring, indices, counts, q_scale, k_scale, v_scale,
-      k_zero, v_zero, k_tail, kv_dtype, dropout_p, seed, offset, out, return_lse, threads, isa, kernel;
+  nb::handle cu_seqlens_q;
+  KeyArguments keys;
+  nb::handle q_scale, dropout_p, seed, offset, out, return_lse, threads, isa, kernel;
 };
 
 /// rapt.attention: `out`, or (out, lse). Refuses what cannot be read (TypeError, ValueError); the library checks the

@@ -20,7 +20,7 @@ COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/|(?m:^\s*#(?!\s*(?:if|define|include))[
 
 # The most existing files that a recipe may send its reader to, over what its examples need. Lower these; the aims are
 # 1, 6, 8, 7 and 5.
-MAXIMA = {"An operation": 3, "A score modifier": 6, "A KV layout": 20, "An element type": 9, "An ISA": 4}
+MAXIMA = {"An operation": 3, "A score modifier": 6, "A KV layout": 11, "An element type": 8, "An ISA": 4}
 
 # (recipe, pattern of the example, pattern of its own files' paths, beginnings of exceptions)
 EXAMPLES = [

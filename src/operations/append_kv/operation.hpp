@@ -1,5 +1,7 @@
 #pragma once
 
+#include "operations/attention/keys.hpp"
+#include "operations/attention/modes.hpp"
 #include "operations/operation.hpp"
 #include "rapt/kv_cache.hpp"
 
@@ -9,12 +11,13 @@ template <>
 struct OperationOf<AppendKvArgs> {
   using Args = AppendKvArgs;
   using C = rapt_append_kv_args;
-  static constexpr unsigned kStrided = 1, kPaged = 2, kRing = 4, kRagged = 8;
+  // The kind of the cache, and whether new rows are ragged.
+  static constexpr unsigned kRagged = KvModes::any + 1;
   // Scales have an element for every row: they and zeros are computed and written, else given and read.
-  static constexpr unsigned kComputesK = 16, kComputesV = 32;
-  static constexpr const char* modes[] = {"a strided cache", "pages", "a ring", "ragged rows"};
+  static constexpr unsigned kComputesK = kRagged << 1, kComputesV = kRagged << 2;
+  static constexpr auto modes = join(KvModes::names, std::array{"ragged rows"});
 
-  static constexpr Shapes kRows = Shapes("b hk sk").when(kPaged, "pages hk page_size");
+  static constexpr Shapes kRows = Shapes("b hk sk").when(KvModes::paged, "pages hk page_size");
   static constexpr Shapes kScales = kRows.broadcast_but("hk");
   static constexpr Shapes kNewRows = Shapes("b hk n").when(kRagged, "total hk");
 
@@ -24,7 +27,7 @@ struct OperationOf<AppendKvArgs> {
       written<&C::k, &Args::cache, &KvCache::k>("cache.k", kCacheTypes, kRows + "dk").packed(),
       written<&C::v, &Args::cache, &KvCache::v>("cache.v", kCacheTypes, kRows + "dv").packed().type_of("cache.k"),
       read<&C::block_table, &Args::cache, &KvCache::block_table>("cache.block_table", kIntegers, "b m")
-          .in(kPaged, true),
+          .in(KvModes::paged, true),
       step(derive_room),
       read<&C::seqlens, &Args::seqlens>("seqlens", kIntegers, "b"),
       read<&C::cu_seqlens, &Args::cu_seqlens>("cu_seqlens", kIntegers, "b+1").in(kRagged, true),
@@ -51,10 +54,5 @@ struct OperationOf<AppendKvArgs> {
   static void check_values(const Args& args, const Call& call);
   static void set_scalars(const C& c, Args& args);
 };
-
-// The first of a sequence's new rows that stays: of more than a ring has, the last ones do.
-inline std::int64_t first_kept(const AppendKvParams& p, std::int64_t count) {
-  return p.ring && count > p.page_size ? count - p.page_size : 0;
-}
 
 }  // namespace rapt

@@ -2,6 +2,7 @@
 // nothing is read but lengths, block tables, and, where codes are made with given scales, those scales and the new
 // rows; on a device nothing at all.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <span>
@@ -24,22 +25,24 @@ using std::int64_t;
 using Kind = KvSource::Kind;
 using P = AppendKvProblem;
 
-constexpr Field<P> kFields[] = {
-    {"dtype", false,
-     [](const P& p, std::string_view key, std::string& text) {
-       if (p.new_dtype == p.kv_dtype && p.new_dtype != DType::f32) print_word(text, key, to_string(p.new_dtype));
-     },
-     [](P& p, const Word& word) { p.new_dtype = p.kv_dtype = word.dtype(); }},
-    {"new", false,
-     [](const P& p, std::string_view key, std::string& text) {
-       if (p.new_dtype != p.kv_dtype && p.new_dtype != DType::f32) print_word(text, key, to_string(p.new_dtype));
-     },
-     [](P& p, const Word& word) { p.new_dtype = word.dtype(); }},
-    {"kv", false,
-     [](const P& p, std::string_view key, std::string& text) {
-       if (p.new_dtype != p.kv_dtype && p.kv_dtype != DType::f32) print_word(text, key, to_string(p.kv_dtype));
-     },
-     [](P& p, const Word& word) { p.kv_dtype = word.dtype(); }},
+constexpr std::array kFirstFields = {
+    Field<P>{"dtype", false,
+             [](const P& p, std::string_view key, std::string& text) {
+               if (p.new_dtype == p.kv_dtype && p.new_dtype != DType::f32)
+                 print_word(text, key, to_string(p.new_dtype));
+             },
+             [](P& p, const Word& word) { p.new_dtype = p.kv_dtype = word.dtype(); }},
+    Field<P>{"new", false,
+             [](const P& p, std::string_view key, std::string& text) {
+               if (p.new_dtype != p.kv_dtype && p.new_dtype != DType::f32)
+                 print_word(text, key, to_string(p.new_dtype));
+             },
+             [](P& p, const Word& word) { p.new_dtype = word.dtype(); }},
+    Field<P>{"kv", false,
+             [](const P& p, std::string_view key, std::string& text) {
+               if (p.new_dtype != p.kv_dtype && p.kv_dtype != DType::f32) print_word(text, key, to_string(p.kv_dtype));
+             },
+             [](P& p, const Word& word) { p.kv_dtype = word.dtype(); }},
     device_field<P>(),
     size_field<P, &P::b>("b"),
     size_field<P, &P::hk>("hk"),
@@ -48,8 +51,8 @@ constexpr Field<P> kFields[] = {
     size_field<P, &P::d>("d"),
     size_field_like<P, &P::dv, &P::d>("dv"),
     integer_field<P, &P::ragged, -1>("ragged"),
-    integer_field<P, &P::page_size, 0>("page"),
-    flag_field<P, &P::ring>("ring"),
+};
+constexpr std::array kLastFields = {
     groups_field<P>(),
     own_groups_field<P, &P::k_groups>("k_groups"),
     own_groups_field<P, &P::v_groups>("v_groups"),
@@ -59,6 +62,7 @@ constexpr Field<P> kFields[] = {
     flag_field<P, &P::given_scales>("given_scales"),
     flag_field<P, &P::values_are_keys>("values_are_keys"),
 };
+constexpr auto kFields = join(kFirstFields, cache_fields<P>, kLastFields);
 
 // An element that is Inf or NaN; 0 for numbers.
 float non_finite_part(const void* data, DType dtype, int64_t index) {
@@ -174,9 +178,14 @@ void check_shared_columns(const AppendKvArgs& args, const AppendKvParams& f, int
                     " of k_new, as cache.v is of cache.k");
 }
 
+// Whether a cache of any room takes any number of keys.
+bool is_endless(const CacheProblem& p) {
+  return KvModes::of(p) & KvModes::endless;
+}
+
 // Every new row has a place of its own.
-void check_places(const KvCache& cache, const AppendKvParams& f) {
-  const int64_t capacity = f.ring && f.room > 0 ? std::numeric_limits<int64_t>::max() : f.room;
+void check_places(const KvCache& cache, const AppendKvParams& f, bool is_endless) {
+  const int64_t capacity = is_endless && f.room > 0 ? std::numeric_limits<int64_t>::max() : f.room;
   for (int64_t i = 0; i < f.b; ++i)
     if (const int64_t n = new_rows(f, i).count; n > 0 && f.len_before[i] > capacity - n)
       throw Error("seqlens", std::to_string(f.len_before[i]) + " keys and " + std::to_string(n) + " new ones",
@@ -256,17 +265,14 @@ void check(const AppendKvProblem& p) {
     throw Error("cu_seqlens", std::to_string(p.ragged) + " new rows", "between the longest sequence's and b times it");
   if (int64_t rows = 0; p.ragged < 0 && (__builtin_mul_overflow(p.b, p.n, &rows) || rows > kMaxSize))
     throw Error("k_new", "b = " + std::to_string(p.b) + ", n = " + std::to_string(p.n), "at most 2^48 new rows");
-  if (p.b > 0 && p.n > (p.ring && p.sk > 0 ? kMaxSize : p.sk))
+  if (p.b > 0 && p.n > (is_endless(p) && p.sk > 0 ? kMaxSize : p.sk))
     throw Error("seqlens", std::to_string(p.n) + " new keys",
                 "at most sk = " + std::to_string(p.sk) + ", the cache's room");
   check_type("k_new", p.new_dtype, kFloatTypes);
   check_type("cache.k", p.kv_dtype, kCacheTypes);
   for (const auto& [name, size] : {std::pair{"cache.k", p.d}, {"cache.v", p.dv}})
     if (size < 1 || size > kMaxHeadSize) throw Error(name, "rows of " + std::to_string(size), "1 to 8192 elements");
-  if (p.page_size < 0 || (p.page_size > 0 && p.sk % p.page_size != 0))
-    throw Error("cache.k", "pages of " + std::to_string(p.page_size) + " rows",
-                "a divisor of sk = " + std::to_string(p.sk));
-  if (p.page_size > 0 && p.ring) throw Error("cache.kind", "pages and a ring", "one of them");
+  check_cache(p, p.sk, "cache.k", "cache.kind");
   const int64_t d = p.d - p.k_tail;  // of cache.k's own rows
   check_tail("cache.k_tail", p.kv_dtype, p.d, p.k_tail, p.k_tail_dtype);
   check_scales("cache.k_scale", p.kv_dtype, d, p.k_groups);
@@ -283,20 +289,9 @@ void check(const AppendKvProblem& p) {
 
 unsigned Op::mode(const Args& args) {
   const KvCache& cache = args.cache;
-  unsigned mode = 0;
-  switch (cache.kind) {
-    case Kind::strided:
-      mode = kStrided;
-      break;
-    case Kind::paged:
-      mode = kPaged;
-      break;
-    case Kind::ring:
-      mode = kRing;
-      break;
-    default:
-      throw Error("cache.kind", "ragged or unknown", "one of KvCache's factories");
-  }
+  constexpr const char* kWanted = "one of KvCache's factories";
+  unsigned mode = KvModes::of(cache.kind, "cache.kind", kWanted);
+  if (!(mode & KvModes::caches)) throw Error("cache.kind", KvModes::name_of(mode), kWanted);
   if (args.cu_seqlens) mode |= kRagged;
   if (has_all_rows(cache.k_scale, cache.k)) mode |= kComputesK;
   if (has_all_rows(cache.v_scale, cache.v)) mode |= kComputesV;
@@ -310,7 +305,7 @@ void Op::derive_room(const void* given, Bound& bound) {
   for (const auto& [name, size] :
        {std::pair{"cache.k", bound[arguments.id("dk")]}, {"cache.v", bound[arguments.id("dv")]}})
     if (size < 1 || size > kMaxHeadSize) throw Error(name, "rows of " + std::to_string(size), "1 to 8192 elements");
-  const bool is_paged = bound.mode & kPaged;
+  const bool is_paged = bound.mode & KvModes::paged;
   if (is_paged) {
     int64_t room = 0;
     if (__builtin_mul_overflow(bound[arguments.id("m")], cache.k.shape[2], &room)) room = kMaxSize;
@@ -339,7 +334,7 @@ void Op::derive_head_size(const void* given, Bound& bound) {
 Call Op::bind(const Args& args, Bound& bound) {
   const KvCache& cache = args.cache;
   const bool is_host = bound.device.type == DeviceType::cpu;  // lengths, tables and scales can be read here
-  const bool is_ragged = bound.mode & kRagged, is_paged = bound.mode & kPaged, is_ring = bound.mode & kRing;
+  const bool is_ragged = bound.mode & kRagged, is_paged = bound.mode & KvModes::paged;
   P p;
   AppendKvParams f{};
   p.device = bound.device.type;
@@ -347,10 +342,9 @@ Call Op::bind(const Args& args, Bound& bound) {
   p.b = f.b = bound[arguments.id("b")], p.hk = f.hk = bound[arguments.id("hk")];
   p.d = bound[arguments.id("d")], p.dv = bound[arguments.id("dv")];
   p.sk = f.room = bound[arguments.id("sk")];
-  p.ring = f.ring = is_ring;
-  f.page_size = bound.mode & kStrided ? 0 : cache.k.shape[2];
+  fill_cache(bound.mode, cache.k.shape[2], p);
+  fill_layout(p, p.sk, f);
   if (is_paged) {
-    p.page_size = f.page_size;
     f.pages = integers_of(cache.block_table, 1);
     f.pages_stride_b = cache.block_table.strides[0], f.page_count = cache.k.shape[0];
   }
@@ -359,9 +353,9 @@ Call Op::bind(const Args& args, Bound& bound) {
     p.ragged = f.total = bound[arguments.id("total")];
     f.from_begin = integers_of(args.cu_seqlens);
     // On a device of any lengths, but none has more rows than there is room for.
-    p.n = is_host   ? check_starts("cu_seqlens", f.from_begin, args.cu_seqlens.shape[0], f.total)
-          : is_ring ? f.total
-                    : std::min(f.total, p.sk);
+    p.n = is_host         ? check_starts("cu_seqlens", f.from_begin, args.cu_seqlens.shape[0], f.total)
+          : is_endless(p) ? f.total
+                          : std::min(f.total, p.sk);
   } else {
     p.n = f.n = bound[arguments.id("n")];
     if (__builtin_mul_overflow(p.b, p.n, &f.total) || f.total > kMaxSize)
@@ -398,13 +392,13 @@ Call Op::bind(const Args& args, Bound& bound) {
 void Op::check_values(const Args& args, const Call& call) {
   if (call.device.type != DeviceType::cpu) return;
   const auto& f = std::get<AppendKvParams>(call.params);
-  check_places(args.cache, f);
+  check_places(args.cache, f, is_endless(std::get<P>(call.problem)));
   check_numbers("k", f, f.side[0]);
   if (!std::get<P>(call.problem).values_are_keys) check_numbers("v", f, f.side[1]);
 }
 
 void Op::set_scalars(const C& c, Args& args) {
-  args.cache.kind = c::to_enum(c.kv_kind, Kind::ring, "cache.kind");
+  args.cache.kind = c::to_enum(c.kv_kind, KvModes::last, "cache.kind");
 }
 
 Needs needs_of(const AppendKvProblem& p) {

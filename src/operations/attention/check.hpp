@@ -30,6 +30,8 @@ void check_rows(const AttentionProblem& problem);
 void check_kind(const AttentionProblem& problem);
 void check_modifiers(const AttentionProblem& problem);
 void check_key_lengths(const AttentionProblem& problem);
+// Throws Error for a cache of two kinds, the argument `kind`, and for pages of k that sk is not made of.
+void check_cache(const CacheProblem& problem, std::int64_t sk, const char* k, const char* kind);
 
 // A tensor for pairs of a query and a key, right-aligned as [b, hq, sq, sk]: its sizes, 1 for dimensions that are
 // missing, and the steps along those of other sizes.

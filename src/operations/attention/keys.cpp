@@ -1,7 +1,6 @@
 #include "operations/attention/keys.hpp"
 
 #include <algorithm>
-#include <bit>
 #include <cstdint>
 #include <limits>
 #include <string>
@@ -76,7 +75,7 @@ void AttentionModes::refuse(unsigned kind, const char* argument) {
   if (kind == gathered)
     throw Error(argument, "one for gathered keys", "none: a token attends to the keys of its list, all alike");
   if (kind == ring) throw Error(argument, "a tensor for keys in a ring", "none: positions there have no end");
-  throw Error(argument, std::string("one for ") + names[std::countr_zero(kind)], "none");
+  throw Error(argument, std::string("one for ") + name_of(kind), "none");
 }
 
 void check_modifiers(const AttentionProblem& p) {
@@ -99,10 +98,14 @@ void check_kind(const AttentionProblem& p) {
   check_modifiers(p);
 }
 
+void check_cache(const CacheProblem& p, int64_t sk, const char* k, const char* kind) {
+  if (p.page_size < 0 || p.page_size > kMaxSize || (p.page_size > 0 && sk % p.page_size != 0))
+    throw Error(k, "pages of " + std::to_string(p.page_size) + " rows", "a divisor of sk = " + std::to_string(sk));
+  if (p.page_size > 0 && p.ring) throw Error(kind, "pages and a ring", "one of them");
+}
+
 void check_key_lengths(const AttentionProblem& p) {
-  if (p.page_size < 0 || p.page_size > kMaxSize || (p.page_size > 0 && p.sk % p.page_size != 0))
-    throw Error("k", "pages of " + std::to_string(p.page_size) + " rows", "a divisor of sk = " + std::to_string(p.sk));
-  if (p.page_size > 0 && p.ring) throw Error("kv", "pages and a ring", "one of them");
+  check_cache(p, p.sk, "k", "kv");
   if (p.page_size > 0 || p.ring) {
     if (p.ragged_k >= 0) throw Error("kv", "ragged keys in pages or a ring", "keys with lengths");
     if (!p.kv_lengths) throw Error("kv.seqlens", "no tensor", "[b] lengths for pages and rings");
@@ -174,15 +177,26 @@ void check_lengths(const TensorView& cu_seqlens_q, const KvSource& kv, Bound& bo
                   is_ring ? "0 to 2^48" : "0 to sk = " + std::to_string(most));
 }
 
+void fill_cache(unsigned mode, int64_t rows, CacheProblem& p) {
+  p.page_size = mode & KvModes::paged ? rows : 0, p.ring = mode & KvModes::ring;
+}
+void fill_layout(const CacheProblem& p, int64_t sk, KvLayout& f) {
+  f.page_size = p.ring ? sk : p.page_size, f.ring = p.ring;
+}
+
+int64_t first_kept(const KvLayout& f, int64_t count) {
+  return f.ring && count > f.page_size ? count - f.page_size : 0;
+}
+
 void fill_kind(unsigned mode, const Bound& bound, AttentionProblem& p) {
   using M = AttentionModes;
   if (mode & M::ragged) p.ragged_k = bound[attention_dimension("total_k")];
-  if (mode & M::paged) p.page_size = bound[attention_dimension("page_size")];
-  p.ring = mode & M::ring, p.gathered = mode & M::gathered;
+  fill_cache(mode, mode & M::paged ? bound[attention_dimension("page_size")] : 0, p);
+  p.gathered = mode & M::gathered;
 }
 void fill_layout(const AttentionProblem& p, KvLayout& f) {
-  f.page_size = p.ring ? p.sk : p.gathered ? 1 : p.page_size, f.ring = p.ring;
-  f.tokens = p.gathered ? p.sq : 0;
+  fill_layout(p, p.sk, f);
+  if (p.gathered) f.page_size = 1, f.tokens = p.sq;
 }
 
 void fill_keys(const AttentionArgs& args, const AttentionProblem& p, AttentionParams& f) {

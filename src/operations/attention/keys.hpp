@@ -16,8 +16,14 @@ void check_lengths(const TensorView& cu_seqlens_q, const KvSource& kv, Bound& bo
 // What a problem says of the kind of keys of a call in this mode, and what parameters do.
 void fill_kind(unsigned mode, const Bound& bound, AttentionProblem& problem);
 void fill_layout(const AttentionProblem& problem, KvLayout& layout);
+// The same of a cache by itself, whose sequences have `rows` of a page or their own, or have room for sk keys.
+void fill_cache(unsigned mode, std::int64_t rows, CacheProblem& problem);
+void fill_layout(const CacheProblem& problem, std::int64_t sk, KvLayout& layout);
 // Fills lengths, the block table and lists of keys into `params`. Their values are not read.
 void fill_keys(const AttentionArgs& args, const AttentionProblem& p, AttentionParams& params);
+
+// Of `count` keys that are written at once, the first that stays: of more than a ring has room for, the last ones do.
+std::int64_t first_kept(const KvLayout& layout, std::int64_t count);
 
 // Throws Error where a row sees a key that a ring no longer has, or that lies in a page that is none. `params` has what
 // scores become already. On a device, whose lengths and block tables are not read, only what shapes tell is checked.

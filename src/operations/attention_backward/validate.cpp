@@ -68,7 +68,9 @@ void fill_bias(const MutableTensorView& t, AttentionBackwardParams& f) {
 
 // What has no gradients.
 void check_kinds(const P& p) {
-  if (p.page_size > 0 || p.ring) throw Error("kv", "pages or a ring", "KvSource::strided, ragged or gathered");
+  using M = AttentionModes;
+  if (const unsigned kind = M::of(p); !(kind & (M::consecutive | M::lists)))
+    throw Error("kv", M::name_of(kind), "KvSource::strided, ragged or gathered");
   check_type("q", p.q_dtype, kFloatTypes), check_type("k", p.kv_dtype, kFloatTypes);
 }
 

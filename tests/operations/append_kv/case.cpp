@@ -7,6 +7,8 @@
 #include <numeric>
 #include <string>
 
+#include "operations/attention/layouts.hpp"
+
 namespace rapt::testing {
 namespace {
 
@@ -51,7 +53,7 @@ AppendCase::AppendCase(const AppendKvProblem& given, std::uint64_t seed, Placeme
     return std::uniform_int_distribution<int64_t>(low, std::max(low, high))(random);
   };
   for (int64_t i = 0; i < p.b; ++i) {
-    const int64_t room = p.ring ? 7 * p.sk : p.sk - count(i);
+    const int64_t room = most_keys_before(p, p.sk, count(i));
     const std::uint64_t choice = (static_cast<std::uint64_t>(i) + seed) % 4;
     before_.push_back(choice == 0 ? 0 : choice == 1 ? std::max<int64_t>(room, 0) : between(0, room));
   }
@@ -141,10 +143,8 @@ AppendKvArgs AppendCase::args() {
       if (v_zero) v_zero = slice(v_zero, 3, first_group, problem.v_groups);
     }
   }
-  args.cache = problem.page_size > 0 ? KvCache::paged(keys, values, block_table.view())
-               : problem.ring        ? KvCache::ring(keys, values)
-                                     : KvCache::strided(keys, values);
-  args.cache = args.cache.quantized(k.scale.mutable_view(), v_scale, k.zero.mutable_view(), v_zero)
+  args.cache = cache_of(problem, keys, values, block_table.view())
+                   .quantized(k.scale.mutable_view(), v_scale, k.zero.mutable_view(), v_zero)
                    .with_tail(tail.mutable_view());
   args.seqlens = seqlens.view(), args.cu_seqlens = cu_seqlens.view();
   return args;
@@ -174,9 +174,9 @@ int64_t AppendCase::count(int64_t i) const {
 Slot AppendCase::slot(int64_t i, int64_t t) const {
   const auto at = static_cast<std::size_t>(i);
   const int64_t j = before_[at] + t;
-  if (problem.ring) return t < count(i) - problem.sk ? Slot{} : Slot{i, j % problem.sk};
+  if (t < first_kept(problem, problem.sk, count(i))) return {};
   if (problem.page_size > 0) return {pages_[at][static_cast<std::size_t>(j / rows_)], j % rows_};
-  return {i, j};
+  return {i, row_in_entry(problem, problem.sk, j)};
 }
 
 float AppendCase::fresh_at(const Side& side, int64_t i, int64_t t, int64_t h, int64_t c) const {
@@ -228,7 +228,7 @@ void AppendCase::compare_row(const Side& side, int64_t i, int64_t t, int64_t h, 
 void AppendCase::compare(const Side& side, int64_t row_step, Tally& tally) const {
   std::vector<bool> written(static_cast<std::size_t>(entries_ * rows_));
   for (int64_t i = 0; i < problem.b; ++i) {
-    const int64_t n = count(i), kept = problem.ring ? std::max<int64_t>(0, n - problem.sk) : 0;
+    const int64_t n = count(i), kept = first_kept(problem, problem.sk, n);
     for (int64_t t = kept; t < n; ++t) {
       const Slot to = slot(i, t);
       written[static_cast<std::size_t>(to.entry * rows_ + to.row)] = true;

@@ -298,7 +298,7 @@ void Case::poison_outputs() {
 
 Slot Case::slot(std::int64_t n, std::int64_t j) const {
   if (problem.page_size > 0) return {index_at(block_table, {n, j / problem.page_size}), j % problem.page_size};
-  return {n, row_in_entry(problem, j)};
+  return {n, row_in_entry(problem, problem.sk, j)};
 }
 
 void move_tensors(AttentionArgs& args, DeviceTensors& tensors) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "rapt/attention.hpp"
+#include "rapt/kv_cache.hpp"
 #include "support/fill.hpp"
 #include "support/random.hpp"
 #include "support/tensor.hpp"
@@ -94,9 +95,22 @@ inline Dims key_lengths(const AttentionProblem& p, std::uint64_t seed, std::mt19
   return lengths;
 }
 
-/// The row of key j in its sequence's entry of k, of keys that are neither paged nor gathered.
-inline std::int64_t row_in_entry(const AttentionProblem& p, std::int64_t j) {
-  return p.ring ? j % p.sk : j;
+/// The row of key j in its sequence's entry of k, of sk rows, of keys that are neither paged nor gathered.
+inline std::int64_t row_in_entry(const CacheProblem& p, std::int64_t sk, std::int64_t j) {
+  return p.ring ? j % sk : j;
+}
+
+/// Keys that a sequence may have, `fresh` of them new, with room for sk; far more where there is room for any number.
+inline std::int64_t most_keys_before(const CacheProblem& p, std::int64_t sk, std::int64_t fresh) {
+  return p.ring ? 7 * sk : sk - fresh;
+}
+/// Of `fresh` keys that are written at once, the first that stays.
+inline std::int64_t first_kept(const CacheProblem& p, std::int64_t sk, std::int64_t fresh) {
+  return p.ring ? std::max<std::int64_t>(0, fresh - sk) : 0;
+}
+inline KvCache cache_of(const CacheProblem& p, const MutableTensorView& k, const MutableTensorView& v,
+                        const TensorView& block_table) {
+  return p.page_size > 0 ? KvCache::paged(k, v, block_table) : p.ring ? KvCache::ring(k, v) : KvCache::strided(k, v);
 }
 
 /// The tensors that say where keys lie; a layout uses some of them.
