@@ -1,4 +1,5 @@
-"""Fails if `tools/dev COMMAND --help` does anything but print what the command is for.
+"""Fails if `tools/dev COMMAND --help` does anything but print what the command is for, if `test` does not say how long it takes, or if GPU
+kernels are built without a GPU and unasked.
 
 usage: dev_help.py <repository>
 """
@@ -30,6 +31,43 @@ def violations(root):
                     yield f"tools/dev {command} {' '.join(arguments)}: {result.stdout}"
 
 
-found = list(violations(Path(sys.argv[1])))
+def builds(root):
+    """What `test` and `demo` say and build, with programs that build nothing."""
+    with tempfile.TemporaryDirectory() as path:
+        tools, log = Path(path, "tools"), Path(path, "log")
+        tools.mkdir()
+        Path(tools, "dev").write_text((root / "tools/dev").read_text())
+        programs = Path(path, "programs")
+        programs.mkdir()
+        for program in ("cat", "dirname", "grep", "head", "nproc", "sed", "sort"):
+            Path(programs, program).symlink_to(shutil.which(program))
+        for program, text in (("cmake", f"cmake version 3.25.0; echo \"$@\" >>{log}"), ("ctest", "tested"), ("nvcc", "nvcc")):
+            Path(programs, program).write_text(f"#!{shutil.which('bash')}\necho {text}\n")
+            Path(programs, program).chmod(0o755)
+
+        def run(command, **environment):
+            log.write_text("")
+            result = subprocess.run([shutil.which("bash"), str(tools / "dev"), command], capture_output=True, text=True,
+                                    env={"PATH": str(programs), **environment})
+            return result.stderr, log.read_text()
+
+        def test(choice, kernels, **environment):
+            said, built = run("test", **environment)
+            if not re.search(rf"{kernels} GPU kernels .* takes about \d+ minutes on \d+ cores", said) or f"-DRAPT_CUDA={choice} " not in built:
+                yield f"tools/dev test with {environment}: {said}{built}"
+
+        yield from test("OFF", "without")
+        yield from test("ON", "with", RAPT_CUDA="ON")
+        _, built = run("demo")
+        if "-DRAPT_CUDA=OFF" not in built or "-DRAPT_BUILD_TESTS=OFF" not in built or "--target rapt_cli" not in built:
+            yield f"tools/dev demo: {built}"
+        Path(programs, "nvidia-smi").write_text(f"#!{shutil.which('bash')}\necho GPU 0: one\n")
+        Path(programs, "nvidia-smi").chmod(0o755)
+        yield from test("AUTO", "with")
+        yield from test("OFF", "without", RAPT_CUDA="OFF")
+
+
+root = Path(sys.argv[1])
+found = [*violations(root), *builds(root)]
 print("\n".join(found))
 sys.exit(bool(found))

@@ -39,7 +39,7 @@ EXAMPLES = [
 def operation(name, *exceptions):
     pascal = name.title().replace("_", "")
     names = rf"(?<![a-z_]){name}(?!_?[a-z])|\b{pascal}(Args|Problem|Params|Case|Kernels?)\b|_{name.upper()}\b"
-    return ("An operation", names, rf"(^|/){name}\w*[/.]", list(exceptions))
+    return ("An operation", names, rf"(^|/){name}\w*[/.]", ["python/rapt/_check.py", *exceptions])
 
 
 # Exceptions: its own files under other names, and files that use it.

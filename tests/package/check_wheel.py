@@ -1,0 +1,75 @@
+"""Fails if a wheel of rapt needs more than it should, or computes anything wrong.
+
+usage: check_wheel.py WHEEL [PYTHON]     an interpreter that the wheel is for; default: the one that runs this
+
+Reads the shared objects: which libraries and which versions of symbols they need. Then installs the wheel into an environment of its own, where
+no compiler is on PATH, and runs `rapt check` there.
+"""
+
+import re
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+MOST_BYTES = 12_000_000
+SYSTEM = {"libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1", "libstdc++.so.6", "libgcc_s.so.1", "ld-linux-x86-64.so.2"}
+# Of manylinux_2_28, as PEP 600 and auditwheel have it.
+NEWEST = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11), "GCC": (7, 0, 0)}
+PYTHONS_OWN = re.compile(r"_?Py[A-Z_]")
+
+
+def dump(file, *options):
+    return subprocess.run(["objdump", *options, file], capture_output=True, text=True, check=True).stdout
+
+
+def violations_of(file, bundled, elsewhere):
+    """`elsewhere` are the symbols that bundled libraries define."""
+    for name in re.findall(r"(?m)^ +NEEDED +(\S+)", dump(file, "-p")):
+        if name not in SYSTEM | bundled:
+            yield f"{file.name} needs {name}"
+    for flags, version, symbol in re.findall(r"(?m)^\S+ ( *\w*) +D?\w* +\*UND\*\t\S+ +(?:\(?([^\s)]+)\)? +)?(\S+)$", dump(file, "-T")):
+        family, _, number = version.partition("_")
+        if version in ("", "Base"):
+            if "w" not in flags and symbol not in elsewhere and not PYTHONS_OWN.match(symbol):
+                yield f"{file.name}: nothing that it needs defines {symbol}"
+        elif not re.fullmatch(r"[\d.]+", number) or tuple(map(int, number.split("."))) > NEWEST.get(family, ()):
+            yield f"{file.name} needs {symbol} of {version}"
+
+
+def violations(wheel, python, folder):
+    if wheel.stat().st_size > MOST_BYTES:
+        yield f"{wheel.name} has {wheel.stat().st_size} bytes; it may have {MOST_BYTES}"
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder / "wheel")
+    objects = [path for path in (folder / "wheel").rglob("*") if re.search(r"\.so(\.\d+)*$", path.name)]
+    bundled = {path.name for path in objects if path.parent.name == "rapt_attention.libs"}
+    if len(objects) != len(bundled) + 1 or not all(name.startswith("libtbb") for name in bundled):
+        yield f"{wheel.name} has {sorted(path.name for path in objects)}"
+    elsewhere = {name for path in objects for name in re.findall(r"(?m) g +D[FO] \.\S+\t\S+ +\S+ +(\S+)$", dump(path, "-T"))}
+    for file in objects:
+        yield from violations_of(file, bundled, elsewhere)
+
+    environment = folder / "venv"
+    subprocess.run([python, "-m", "venv", environment], check=True)
+    pip = [environment / "bin/python", "-m", "pip", "install", "-q", "--disable-pip-version-check", "--only-binary", ":all:"]
+    subprocess.run([*pip, wheel, "ml_dtypes"], check=True)
+    command = [environment / "bin/rapt", "check"]
+    result = subprocess.run(command, cwd=folder, env={"PATH": str(environment / "bin")}, capture_output=True, text=True)
+    print(result.stdout, end="")
+    if result.returncode != 0 or not result.stdout.splitlines()[-1].startswith("OK: "):
+        yield f"rapt check: exit code {result.returncode}: {result.stdout}{result.stderr}"
+
+
+def main(wheel, python=sys.executable):
+    with tempfile.TemporaryDirectory() as folder:
+        found = list(violations(Path(wheel).resolve(), python, Path(folder)))
+    print("\n".join(found) or f"{Path(wheel).name}: {Path(wheel).stat().st_size / 1e6:.1f} MB, nothing wrong")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    if not 2 <= len(sys.argv) <= 3:
+        sys.exit(__doc__)
+    sys.exit(main(*sys.argv[1:]))
