@@ -297,7 +297,7 @@ bool says_writable(nb::handle object) {
 // Where nobody has imported numpy.ma, which NumPy does not do by itself, there are none.
 bool is_masked(nb::handle object) {
   static PyObject* const name = interned("numpy.ma");
-  const nb::handle module = PyDict_GetItemWithError(PyImport_GetModuleDict(), name);
+  const nb::object module = loaded_module(name);
   return module.is_valid() && nb::isinstance(object, module.attr("MaskedArray"));
 }
 

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 #include <map>
+#include <mutex>
 #include <optional>
 #include <tuple>
 #include <utility>
@@ -154,11 +155,16 @@ bool nothing_intercepts() {
 bool is_preferred(nb::handle query, const MutableTensorView& q, const MutableTensorView& v) {
   if (q.device.type == DeviceType::cpu) return true;
   using Heads = std::tuple<DType, std::int64_t, std::int64_t>;
-  static std::map<Heads, bool> answers;  // the GIL guards it
+  static std::mutex mutex;
+  static std::map<Heads, bool> answers;
   const Heads heads{q.dtype, size(q, 1), size(v, 1)};
-  if (const auto known = answers.find(heads); known != answers.end()) return known->second;
+  {
+    const std::lock_guard lock(mutex);
+    if (const auto known = answers.find(heads); known != answers.end()) return known->second;
+  }
   const nb::handle takes = once([] { return held(nb::module_::import_("rapt._refusals").attr("cuda_takes")); });
   const bool answer = takes(query.attr("dtype"), size(q, 1), size(v, 1)).is(Py_True);
+  const std::lock_guard lock(mutex);
   answers.emplace(heads, answer);
   return answer;
 }

@@ -25,18 +25,24 @@ const ExchangeTable* exchange_table(nb::handle tensor_type) {
   return table;
 }
 
-Torch* known_torch = nullptr;
-bool by_table = true;
+std::atomic<Torch*> known_torch = nullptr;
+std::atomic<bool> by_table = true;
+
+void choose_table(Torch& torch) {
+  const ExchangeTable* table = by_table ? exchange_table(torch.tensor) : nullptr;
+  torch.read = table == nullptr ? nullptr : table->to_dltensor;
+  torch.current_stream = table == nullptr ? nullptr : table->current_stream;
+}
 
 }  // namespace
 
 const Torch* loaded_torch() {
   static PyObject* const name = interned("torch");
-  if (known_torch != nullptr) return known_torch;
-  const nb::handle torch = PyDict_GetItemWithError(PyImport_GetModuleDict(), name);
+  if (const Torch* known = known_torch) return known;
+  const nb::object torch = loaded_module(name);
   if (!torch.is_valid() || !nb::hasattr(torch, "autograd") || !nb::hasattr(torch, "nn"))
     return nullptr;  // not imported, or still importing
-  auto* found = new Torch;
+  auto found = std::make_unique<Torch>();
   found->tensor = held(torch.attr("Tensor"));
   found->parameter = held(torch.attr("nn").attr("Parameter"));
   found->is_neg = held(found->tensor.attr("is_neg"));
@@ -46,17 +52,15 @@ const Torch* loaded_torch() {
   found->float32 = held(torch.attr("float32"));
   found->bfloat16 = held(torch.attr("bfloat16"));
   found->increment_version = held(torch.attr("autograd").attr("graph").attr("increment_version"));
-  known_torch = found;
-  read_torch_by_table(by_table);
-  return known_torch;
+  choose_table(*found);
+  Torch* first = nullptr;  // of threads that come here at the same time
+  if (known_torch.compare_exchange_strong(first, found.get())) first = found.release();
+  return first;
 }
 
 void read_torch_by_table(bool wanted) {
   by_table = wanted;
-  if (known_torch == nullptr) return;
-  const ExchangeTable* table = wanted ? exchange_table(known_torch->tensor) : nullptr;
-  known_torch->read = table == nullptr ? nullptr : table->to_dltensor;
-  known_torch->current_stream = table == nullptr ? nullptr : table->current_stream;
+  if (Torch* known = known_torch) choose_table(*known);
 }
 
 int torch_threads(const Torch& torch) {
@@ -92,6 +96,12 @@ nb::object tuple_of(std::span<const std::int64_t> numbers) {
   Py_ssize_t i = 0;
   for (const std::int64_t number : numbers) PyTuple_SetItem(tuple.ptr(), i++, PyLong_FromLongLong(number));
   return tuple;
+}
+
+nb::object loaded_module(PyObject* name) {
+  PyObject* module = PyImport_GetModule(name);
+  if (module == nullptr && PyErr_Occurred() != nullptr) throw nb::python_error();
+  return nb::steal(module);
 }
 
 PyObject* interned(const char* name) {

@@ -4,6 +4,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -56,13 +57,16 @@ inline nb::handle held(nb::object object) {
 template <class Make>
 const auto& once(const Make& make) {
   using Made = decltype(make());
-  static const Made* kept = nullptr;  // the GIL guards it
-  if (kept == nullptr) {
-    auto made = std::make_unique<const Made>(make());
-    if (kept == nullptr) kept = made.release();
-  }
-  return *kept;
+  static std::atomic<const Made*> kept = nullptr;
+  if (const Made* known = kept) return *known;
+  auto made = std::make_unique<const Made>(make());
+  const Made* first = nullptr;
+  if (kept.compare_exchange_strong(first, made.get())) first = made.release();
+  return *first;
 }
+
+/// The module of this name; invalid where nobody has imported it.
+nb::object loaded_module(PyObject* name);
 
 /// The name of an attribute, made once.
 PyObject* interned(const char* name);
