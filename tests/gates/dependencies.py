@@ -12,7 +12,7 @@ from pathlib import Path
 OTHERS = {"xsimd": "CMakeLists.txt", "ittnotify": "CMakeLists.txt"}
 COMPILERS = {"libtbb", "libgomp", "libomp", "libomp-dev", "libstdc++", "libgcc_s", "libc", "libm", "libdl", "librt", "libpthread", "ld-linux", "libfmt"}
 IDENTIFIER = re.compile(r"(LicenseRef-)?[A-Za-z0-9.+-]+( (OR|AND|WITH) [A-Za-z0-9.+-]+)*")
-OWN = {"rapt", "one"}  # "one" begins a line of a docstring
+OWN = {"rapt", "flash_attn", "one"}  # rapt.flash_attn.install() makes flash_attn; "one" begins a line of a docstring
 
 
 def names_in_use(root):
