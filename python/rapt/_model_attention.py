@@ -12,19 +12,20 @@ import rapt
 from rapt import _core, _flops
 from rapt._attention import forward_arguments
 from rapt._autograd import check_dropout, check_wanted, differentiate_again, register_gradients
+from rapt._codes import Codes
 from rapt._operators import Operator
 from rapt._sdpa import number_of
 
 
-def _result(query: Tensor, value: Tensor) -> Tensor:
+def _result(query: Tensor, value: Tensor | Codes) -> Tensor:
     b, h, n, _ = query.shape
     return query.new_empty((b, n, h, value.shape[-1]))
 
 
 def _run(
     query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    key: Tensor | Codes,
+    value: Tensor | Codes,
     mask: Tensor | None,
     bias: Tensor | None,
     sinks: Tensor | None,
@@ -38,6 +39,10 @@ def _run(
     with_lse: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     out, lse = _result(query, value), None
+    codes: dict[str, Any] = {}
+    if isinstance(key, Codes) and isinstance(value, Codes):
+        codes = {"k_scale": key.scale, "v_scale": value.scale, "kv_dtype": key.kv_dtype}
+        key, value = key.codes, value.codes
     row_sinks, sinks = (sinks, None) if sinks is not None and sinks.dim() > 1 else (None, sinks)
     with torch.no_grad():
         done = rapt.attention(
@@ -54,6 +59,7 @@ def _run(
             seed=number_of(seed),
             out=out.transpose(1, 2),
             return_lse=with_lse or row_sinks is not None,
+            **codes,
         )
         if isinstance(done, tuple):
             lse = done[1]

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 from transformers import DynamicCache, PreTrainedConfig, cache_utils
+
+from rapt._arrays import KvDtype
+from rapt._codes import KV_DTYPES, Codes, write
 
 _Layer: Any = cache_utils.CacheLayerMixin
 _Full: Any = cache_utils.DynamicLayer
@@ -24,31 +29,54 @@ class Cache(DynamicCache):
                 attention are kept too. None: every layer keeps all keys and values.
     max_length  The most tokens that the cache will have, if that is known. Memory grows to twice what is needed, and not
                 past max_length unless there are more tokens. On CPUs, room that is not written yet is address space only.
+    kv_dtype    "i8", "i4x2", "f8e4m3" or "f8e5m2": keys and values are quantised as they are written, and rapt's attention reads
+                the codes. Rows have a float32 scale each, with "i4x2" one for every 32 columns where these divide d. Any
+                other attention implementation, gradients and compiled code raise ValueError.
 
-    generate() makes such a cache by itself for models with rapt's attention. DynamicCache's methods work: crop(),
+    generate() makes such a cache by itself for models with rapt's attention, without kv_dtype. DynamicCache's methods work: crop(),
     reorder_cache(), batch_repeat_interleave(), batch_select_indices(), reset(). Copies (copy.deepcopy) and files
     (torch.save) have the tokens and no room. What update() returns, and the layers' keys and values, are views that hold
     until the next call: clone what you keep. Where gradients are recorded, and in compiled code, layers concatenate as
-    DynamicCache's do. Raises TypeError for a config that is none, ValueError for a max_length that is no number of tokens.
+    DynamicCache's do. Raises TypeError for a config that is none, ValueError for a max_length that is no number of tokens and for
+    a kv_dtype that is none of these, or that a layer of the config cannot have.
     """
 
-    def __init__(self, config: PreTrainedConfig | None = None, max_length: int | None = None) -> None:
+    def __init__(
+        self, config: PreTrainedConfig | None = None, max_length: int | None = None, kv_dtype: KvDtype | None = None
+    ) -> None:
         if max_length is not None and (isinstance(max_length, bool) or not isinstance(max_length, int) or max_length < 1):
             raise ValueError(f"max_length: got {max_length!r}; wanted None or a number of tokens, 1 or more")
         if config is not None and not isinstance(config, PreTrainedConfig):
             raise TypeError(f"config: got {type(config).__name__}; wanted None or a model's config")
+        if kv_dtype is not None and kv_dtype not in KV_DTYPES:
+            raise ValueError(f"kv_dtype: got {kv_dtype!r}; wanted None, {', '.join(map(repr, KV_DTYPES))}")
         super().__init__(config=config)
-        write_in_place(self, max_length)
+        write_in_place(self, max_length, kv_dtype)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all layers' keys and values, and of their scales. Room that has no token yet is not counted."""
+        held = (getattr(layer, name, None) for layer in self.layers for name in ("keys", "values"))
+        return sum(rows.nbytes for rows in held if rows is not None)
 
 
-def write_in_place(cache: DynamicCache, max_length: int | None = None) -> None:
+def write_in_place(cache: DynamicCache, max_length: int | None = None, kv_dtype: KvDtype | None = None) -> None:
     """Makes those layers of a cache append in place that concatenate."""
+    options = {"max_length": max_length, "kv_dtype": kv_dtype}
     for i, layer in enumerate(cache.layers):
         if (cls := _IN_PLACE.get(type(layer))) is not None:
-            cache.layers[i] = cls.__new__(cls)
-            cache.layers[i].__dict__ = layer.__dict__ | {"max_length": None if issubclass(cls, _InPlaceWindow) else max_length}
+            cache.layers[i] = _made(cls, layer.__dict__, options)
+        elif kv_dtype is not None and isinstance(layer, _Layer):
+            raise ValueError(f"kv_dtype: got {kv_dtype!r} and a config with a {type(layer).__name__}; wanted None for it")
     if cache.layer_class_to_replicate is _Full:
-        cache.layer_class_to_replicate = _InPlaceFull
+        cache.layer_class_to_replicate = partial(_made, _InPlaceFull, None, options)
+
+
+def _made(cls: Any, state: dict[str, Any] | None, options: dict[str, Any]) -> Any:
+    """A layer of a class, with the state of another one, or of a new one."""
+    layer = cls() if state is None else cls.__new__(cls)
+    layer.__dict__ |= (state or {}) | options | ({"max_length": None} if issubclass(cls, _InPlaceWindow) else {})
+    return layer
 
 
 def prepare(cache: Any, max_length: int | None) -> None:
@@ -58,68 +86,117 @@ def prepare(cache: Any, max_length: int | None) -> None:
         write_in_place(cache, max_length)
 
 
+Rows: TypeAlias = Tensor | Codes
+
+
+def _parts(rows: Rows) -> tuple[Tensor, ...]:
+    return (rows.codes, rows.scale) if isinstance(rows, Codes) else (rows,)
+
+
 class _InPlace(_Layer):
     """What the layers below have in common. Attributes of a layer (keys, values) are views of memory of the same name."""
 
     max_length: int | None = None
-    memory: dict[str, Tensor]
-    spare: dict[str, Tensor]
+    kv_dtype: KvDtype | None = None
+    memory: dict[str, Rows]
+    spare: dict[str, Rows]
     keys: Any
+    values: Any
 
-    def append(self, name: str, new: Tensor) -> Tensor:
+    def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
+        super().lazy_initialization(*args, **kwargs)
+        if args and self.kv_dtype is not None:  # without args it is linear attention's
+            self.keys, self.values = (Codes.empty(self.kv_dtype, x, 0) for x in args)
+
+    def appends(self, key_states: Tensor) -> bool:
+        """Whether memory may be written; else layers concatenate, unless they are quantised."""
+        if _appends(key_states):
+            return True
+        if self.kv_dtype is not None:
+            raise ValueError(
+                f'past_key_values: got a Cache with kv_dtype="{self.kv_dtype}" where gradients are recorded, or in compiled or '
+                "traced code; wanted eager calls under torch.no_grad(), or a Cache without kv_dtype"
+            )
+        return False
+
+    def append(self, key_states: Tensor, value_states: Tensor) -> None:
+        """New rows behind those of keys and values."""
+        if self.kv_dtype is None:
+            self.keys, self.values = self.append_to("keys", key_states), self.append_to("values", value_states)
+            return
+        rows, new = self.keys.shape[-2], key_states.shape[-2]
+        start = self.first_row("keys", self.keys)
+        if start != self.first_row("values", self.values):
+            start = None
+        for name, states in (("keys", key_states), ("values", value_states)):
+            kept = getattr(self, name)
+            _check_like(name, states, kept)
+            place = self.make_room(name, kept, start, rows + new, partial(Codes.empty, self.kv_dtype, states))
+        memory: Any = self.memory
+        write(key_states, value_states, memory["keys"], memory["values"], place + rows)
+        self.keys, self.values = (memory[name].narrow(-2, place, rows + new) for name in ("keys", "values"))
+
+    def append_to(self, name: str, new: Tensor) -> Tensor:
         """The attribute's rows, and the new ones behind them, as a view."""
-        if "memory" not in self.__dict__:
-            self.memory, self.spare = {}, {}
         kept = getattr(self, name)
         dtype = new.dtype if kept.dtype is new.dtype else torch.promote_types(kept.dtype, new.dtype)
         if kept.dim() == 1:  # of an empty layer
             kept = new.narrow(-2, 0, 0)
         if kept.shape[:-2] != new.shape[:-2] or not kept.shape[-1] == new.shape[-1] > 0 or kept.device != new.device:
-            self.memory.pop(name, None)
+            self.__dict__.get("memory", {}).pop(name, None)
             return torch.cat([kept, new], -2)  # which refuses most of these
         rows, total = kept.shape[-2], kept.shape[-2] + new.shape[-2]
         start = self.first_row(name, kept) if kept.dtype is dtype else None
         if start is not None and 0 <= new.data_ptr() - self.memory[name].data_ptr() < self.memory[name].nbytes:
             new = new.clone()  # rows of the cache itself, which may be written before they are read
-        if start is None or start + total > self.memory[name].shape[-2]:
-            if start is None or start < total:
-                room = 2 * total if self.max_length is None or self.max_length < total else min(self.max_length, 2 * total)
-                self.memory[name] = new.new_empty((*new.shape[:-2], room, new.shape[-1]), dtype=dtype)
-                self.spare.pop(name, None)
-            # Otherwise a window has come to the end of its memory, and goes back to the beginning.
-            start = 0
-            self.memory[name].narrow(-2, 0, rows).copy_(kept)
+        start = self.make_room(name, kept, start, total, lambda room: new.new_empty((*new.shape[:-2], room, new.shape[-1]), dtype=dtype))
         memory = self.memory[name]
         memory.narrow(-2, start + rows, total - rows).copy_(new)
         return memory.narrow(-2, start, total)
 
-    def first_row(self, name: str, kept: Tensor) -> int | None:
+    def make_room(self, name: str, kept: Rows, start: int | None, total: int, empty: Callable[[int], Rows]) -> int:
+        """Where in its memory an attribute begins, with room for so many rows: its rows move where there is none."""
+        memory = self.memory[name] if start is not None else None
+        if memory is not None and start + total <= memory.shape[-2]:
+            return start
+        if memory is None or start < total:
+            if "memory" not in self.__dict__:
+                self.memory, self.spare = {}, {}
+            memory = self.memory[name] = empty(self.room_for(total))
+            self.spare.pop(name, None)
+        # Otherwise a window has come to the end of its memory, and goes back to the beginning.
+        for to, rows in zip(_parts(memory.narrow(-2, 0, kept.shape[-2])), _parts(kept)):
+            to.copy_(rows)
+        return 0
+
+    def room_for(self, total: int) -> int:
+        return 2 * total if self.max_length is None or self.max_length < total else min(self.max_length, 2 * total)
+
+    def first_row(self, name: str, kept: Rows) -> int | None:
         """Where in its memory an attribute begins; None if it is no view of it, or if the memory may not be written."""
-        memory = self.memory.get(name)
-        if memory is None or kept.stride() != memory.stride() or kept.dtype != memory.dtype or kept.device != memory.device:
+        memory = self.__dict__.get("memory", {}).get(name)
+        if memory is None or type(memory) is not type(kept):
             return None
-        if memory.is_inference() and not torch.is_inference_mode_enabled():
-            return None
-        first, rest = divmod(kept.data_ptr() - memory.data_ptr(), memory.stride(-2) * memory.element_size())
-        inside = rest == 0 and 0 <= first and first + kept.shape[-2] <= memory.shape[-2]
-        alike = kept.shape[:-2] == memory.shape[:-2] and kept.shape[-1] == memory.shape[-1]
-        return first if inside and alike else None
+        found = {_first_row(whole, rows) for whole, rows in zip(_parts(memory), _parts(kept))}
+        return found.pop() if len(found) == 1 else None
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Beams change places by one copy, between two memories: beam search has two caches, here as with DynamicCache."""
         names = self.__dict__.get("memory", {})
         starts: dict[str, Any] = {name: self.first_row(name, getattr(self, name)) for name in names}
-        if not starts or None in starts.values() or not _appends(self.keys) or beam_idx.numel() != self.keys.shape[0]:
+        if not starts or None in starts.values() or torch.is_grad_enabled() or beam_idx.numel() != self.keys.shape[0]:
             super().reorder_cache(beam_idx)
             return
         for name, start in starts.items():
-            kept = getattr(self, name)
+            kept, memory = getattr(self, name), self.memory[name]
             to = self.spare.get(name)
-            if to is None or (to.is_inference() and not torch.is_inference_mode_enabled()):
-                to = torch.empty_like(self.memory[name])
-            self.memory[name], self.spare[name] = to, self.memory[name]
+            if to is None or not _may_write(to):
+                to = memory.of(*map(torch.empty_like, _parts(memory))) if isinstance(memory, Codes) else torch.empty_like(memory)
+            self.memory[name], self.spare[name] = to, memory
             to = to.narrow(-2, start, kept.shape[-2])
-            setattr(self, name, torch.index_select(kept, 0, beam_idx.to(kept.device), out=to))
+            for rows, place in zip(_parts(kept), _parts(to)):
+                torch.index_select(rows, 0, beam_idx.to(rows.device), out=place)
+            setattr(self, name, to)
 
     def reset(self) -> None:
         self.memory, self.spare = {}, {}
@@ -129,9 +206,30 @@ class _InPlace(_Layer):
         """For copies and files: without room, and without memory that two layers would write to."""
         state = {name: value for name, value in self.__dict__.items() if name not in ("memory", "spare")}
         for name in ("keys", "values", "indexer_keys"):
-            if isinstance(tensor := state.get(name), Tensor):
-                state[name] = tensor.clone(memory_format=torch.contiguous_format)
+            if isinstance(rows := state.get(name), Rows):
+                state[name] = rows.clone(memory_format=torch.contiguous_format)
         return state
+
+
+def _check_like(name: str, states: Tensor, kept: Codes) -> None:
+    """Raises where new rows are no continuation of quantised ones."""
+    (*batch, _, d), wanted = kept.shape, [*kept.shape]
+    if states.dim() != 4 or [*states.shape[:2], states.shape[-1]] != [*batch, d] or states.device != kept.device:
+        wanted[2] = "n"  # type: ignore[call-overload]
+        raise ValueError(f"{name}: got {[*states.shape]} on {states.device}; wanted {wanted} on {kept.device}, as in the cache")
+
+
+def _may_write(memory: Rows) -> bool:
+    return not _parts(memory)[0].is_inference() or torch.is_inference_mode_enabled()
+
+
+def _first_row(memory: Tensor, kept: Tensor) -> int | None:
+    if kept.stride() != memory.stride() or kept.dtype != memory.dtype or kept.device != memory.device or not _may_write(memory):
+        return None
+    first, rest = divmod(kept.data_ptr() - memory.data_ptr(), memory.stride(-2) * memory.element_size())
+    inside = rest == 0 and 0 <= first and first + kept.shape[-2] <= memory.shape[-2]
+    alike = kept.shape[:-2] == memory.shape[:-2] and kept.shape[-1] == memory.shape[-1]
+    return first if inside and alike else None
 
 
 def _appends(new: Tensor) -> bool:
@@ -143,27 +241,32 @@ def _appends(new: Tensor) -> bool:
 
 class _InPlaceFull(_InPlace, _Full):
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if not _appends(key_states):
+        if not self.appends(key_states):
             return super().update(key_states, value_states, *args, **kwargs)
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        self.keys, self.values = self.append("keys", key_states), self.append("values", value_states)
+        self.append(key_states, value_states)
         return self.keys, self.values
 
 
 class _InPlaceWindow(_InPlace, _Window):
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         # A prompt may be far longer than the window: memory is made for what comes after it.
-        if not _appends(key_states) or not self.is_initialized or self.keys.numel() == 0:
+        if not self.appends(key_states) or (self.kv_dtype is None and (not self.is_initialized or self.keys.numel() == 0)):
             return super().update(key_states, value_states, *args, **kwargs)
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
         new, past = key_states.shape[-2], self.sliding_window - 1
         self.cumulative_length += new
-        keys, values = self.append("keys", key_states), self.append("values", value_states)
+        self.append(key_states, value_states)
+        keys, values = self.keys, self.values
         if self.record_past:
-            self.keys, self.values = keys, values
             return keys[:, :, -past - new :], values[:, :, -past - new :]
         self.keys, self.values = keys[:, :, -past:], values[:, :, -past:]
         return keys, values
+
+    def room_for(self, total: int) -> int:
+        return total if self.keys.shape[-2] == 0 else 2 * total
 
 
 class _InPlaceIndexed(_InPlaceFull, _Indexed):
@@ -175,7 +278,7 @@ class _InPlaceIndexed(_InPlaceFull, _Indexed):
             return keys
         if not self.is_indexer_initialized:
             self.lazy_initialization_indexer(indexer_key_states)
-        self.indexer_keys = self.append("indexer_keys", indexer_key_states)
+        self.indexer_keys = self.append_to("indexer_keys", indexer_key_states)
         return self.indexer_keys
 
 

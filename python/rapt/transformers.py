@@ -40,6 +40,7 @@ from transformers.masking_utils import causal_mask_function, eager_mask, sdpa_ma
 
 from rapt import _core, _model_attention, _model_cache, _model_delta_rule, _model_sparse, _refusals, _seed
 from rapt import torch as rapt_torch
+from rapt._codes import Codes
 from rapt._model_cache import Cache
 
 __all__ = ["Cache", "register"]
@@ -260,7 +261,8 @@ def _attention_forward(
             return _model_sparse.over_lists(query, key, value, attention_mask, indices, s_aux, scaling), None
         attention_mask = _model_sparse.masked(attention_mask, indices, key.shape[2])
     causal = attention_mask is None and bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
-    if not is_dynamo_compiling():
+    quantised = type(key) is Codes
+    if not is_dynamo_compiling() and not quantised:
         _calls += 1
         done = _core.eager_attention(
             *(query, key, value, attention_mask, position_bias, s_aux),
@@ -274,6 +276,11 @@ def _attention_forward(
     causal &= bool(n > 1)  # one row at the end sees all
     mask, bias = _mask_and_bias(attention_mask, position_bias)
     scale = float(query.shape[-1]) ** -0.5 if scaling is None else float(scaling)
+    options = (mask, bias, s_aux, causal, left, softcap, scale)
+    if quantised:
+        _calls += 1
+        seed = None if dropout == 0 else _seed.new_seed()
+        return _model_attention.forward(query, key, value, *options, dropout, seed), None
     if left < 0 and softcap is None and s_aux is None and (mask is None or bias is None) and not (causal and n != m):
         plain = _refusals.is_eager(query, key, value, mask, bias) and not _refusals.needs_grad(query, key, value, bias)
         reason = _refusals.refusal(query, key, value, mask, gqa) or _refusals.preference(query, value)
@@ -285,7 +292,6 @@ def _attention_forward(
     reason = _refusals.refusal(query, key, value, None, gqa)
     if not reason and dropout != 0:
         reason = _refusals.dropout_refusal(query, dropout)
-    options = (mask, bias, s_aux, causal, left, softcap, scale)
     if reason:
         _refusals.warn(reason)
         return _model_attention.composed(query, key, value, *options, dropout=dropout), None

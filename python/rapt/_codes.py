@@ -1,0 +1,115 @@
+"""Quantised keys or values, where transformers has a tensor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NoReturn, get_args
+
+import torch
+from torch import Tensor
+
+from rapt import _core
+from rapt._arrays import KvDtype
+
+KV_DTYPES: tuple[KvDtype, ...] = get_args(KvDtype)
+_GROUP = 32  # elements of i4x2 that share a scale: kernels with products of bf16 take such groups, and whole rows
+
+
+@dataclass(slots=True, eq=False)
+class Codes:
+    """Rows [b, hk, n, d] as rapt.attention reads them. Layers of a cache may index it and select from it as from a tensor, in all
+    dimensions but the last; whatever else is done to it, by another attention implementation say, is a ValueError."""
+
+    kv_dtype: KvDtype
+    codes: Tensor
+    """Bytes [b, hk, n, d], of i4x2 [b, hk, n, d / 2]."""
+    scale: Tensor
+    """float32 [b, hk, n, groups]."""
+    dtype: torch.dtype
+    """Of the rows that were quantised."""
+
+    @classmethod
+    def empty(cls, kv_dtype: KvDtype, like: Tensor, rows: int) -> Codes:
+        """Memory for so many rows like those of a tensor [b, hk, any, d]. Raises ValueError for an odd d of i4x2."""
+        *batch, _, d = like.shape
+        packed = kv_dtype == "i4x2"
+        if packed and d % 2:
+            raise ValueError(f'kv_dtype: got "i4x2" for heads of {d} columns; wanted an even number, or "i8"')
+        groups = d // _GROUP if packed and d % _GROUP == 0 else 1
+        codes = like.new_empty((*batch, rows, d // 2 if packed else d), dtype=torch.uint8)
+        return cls(kv_dtype, codes, like.new_empty((*batch, rows, groups), dtype=torch.float32), like.dtype)
+
+    @property
+    def shape(self) -> torch.Size:
+        *rest, d = self.codes.shape
+        return torch.Size((*rest, 2 * d if self.kv_dtype == "i4x2" else d))
+
+    @property
+    def device(self) -> torch.device:
+        return self.codes.device
+
+    @property
+    def is_cpu(self) -> bool:
+        return self.codes.is_cpu
+
+    @property
+    def nbytes(self) -> int:
+        return self.codes.nbytes + self.scale.nbytes
+
+    def dim(self) -> int:
+        return self.codes.dim()
+
+    def numel(self) -> int:
+        return self.shape.numel()
+
+    def of(self, codes: Tensor, scale: Tensor) -> Codes:
+        return Codes(self.kv_dtype, codes, scale, self.dtype)
+
+    def narrow(self, dim: int, start: int, length: int) -> Codes:
+        return self.of(self.codes.narrow(dim, start, length), self.scale.narrow(dim, start, length))
+
+    def index_select(self, dim: int, index: Tensor) -> Codes:
+        return self.of(self.codes.index_select(dim, index), self.scale.index_select(dim, index))
+
+    def repeat_interleave(self, repeats: int, dim: int) -> Codes:
+        return self.of(self.codes.repeat_interleave(repeats, dim), self.scale.repeat_interleave(repeats, dim))
+
+    def clone(self, memory_format: torch.memory_format = torch.preserve_format) -> Codes:
+        return self.of(self.codes.clone(memory_format=memory_format), self.scale.clone(memory_format=memory_format))
+
+    def __getitem__(self, index: Any) -> Codes:
+        parts = index if isinstance(index, tuple) else (index,)
+        last = parts[-1]
+        rows_only = (Ellipsis not in [p for p in parts if not isinstance(p, Tensor)] and len(parts) < 4) or last is Ellipsis
+        if any(p is None for p in parts) or not (rows_only or (isinstance(last, slice) and last == slice(None))):
+            self._refuse("indexing")
+        return self.of(self.codes[index], self.scale[index])
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):  # asked for by copy, pickle and others, which do without
+            raise AttributeError(name)
+        self._refuse(name)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
+        found = next((x for x in (*args, *(kwargs or {}).values()) if isinstance(x, cls)), None)
+        if found is None:
+            raise ValueError(_refusal("", getattr(func, "__name__", "a function")))
+        found._refuse(getattr(func, "__name__", "a function"))
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise ValueError(_refusal(f' with kv_dtype="{self.kv_dtype}"', what))
+
+
+def _refusal(kv_dtype: str, what: str) -> str:
+    return (
+        f"past_key_values: got a rapt.transformers.Cache{kv_dtype}, whose codes rapt's attention alone reads, and {what} of them; "
+        'wanted model.set_attn_implementation("rapt"), or a Cache without kv_dtype'
+    )
+
+
+def write(k_new: Tensor, v_new: Tensor, keys: Codes, values: Codes, row: int) -> None:
+    """Quantises new rows into memory, from this row of each sequence on."""
+    before = torch.full((k_new.shape[0],), row, device=k_new.device)
+    scales = (keys.scale, values.scale, None, None, None)
+    _core.append_kv(k_new, v_new, keys.codes, values.codes, before, None, False, None, *scales, keys.kv_dtype)
