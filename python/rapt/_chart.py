@@ -13,6 +13,8 @@ SERIES = {
     "vs_torch_back_to_back": ("than it, back to back", "#6fb1f0", 17, 10),
     "vs_math": ("than its math backend, paused", "#b9c4d0", 28, 6),
 }
+COLORS = ("#b9c4d0", "#8896a5", "#56636f", "#0b6bcb", "#3d92e6", "#6fb1f0", "#a3cff7")  # of generation's sides
+BAR, GAP = 18, 8
 STEPS = (0.1, 0.2, 0.25, 0.5, 1, 2, 5, 10, 20, 50, 100)
 
 
@@ -34,19 +36,11 @@ def svg(context: dict[str, Any], rows: list[dict[str, Any]]) -> str:
     for row in shown:
         groups.setdefault((row["dtype"], row["threads"]), []).append(row)
     height = HEAD + 50 + sum(30 + ROW * len(group) for group in groups.values())
-    width = LABELS + BARS + VALUES
 
     def x(ratio: float) -> float:
         return float(LABELS + BARS * min(ratio, scale_end) / scale_end)
 
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
-        ' font-family="system-ui, sans-serif" font-size="13" fill="#1c2733" role="img">',
-        "<title>Attention: rapt against PyTorch</title>",
-        f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
-        '<text x="16" y="28" font-size="18" font-weight="600">Attention: how many times faster than PyTorch</text>',
-        f'<text x="16" y="48" fill="#56636f">{escape(_subtitle(context))}</text>',
-    ]
+    parts = _head("Attention: how many times faster than PyTorch", context, height)
     drawn = [series for name, series in SERIES.items() if any(_has(row, name) for row in shown)]
     for i, (text, color, _, _) in enumerate(drawn):
         parts.append(f'<rect x="{16 + 310 * i}" y="60" width="14" height="12" fill="{color}"/>')
@@ -68,6 +62,45 @@ def svg(context: dict[str, Any], rows: list[dict[str, Any]]) -> str:
     one = x(1)
     parts.append(f'<line x1="{one:.1f}" x2="{one:.1f}" y1="{HEAD}" y2="{height - 26}" stroke="#1c2733" stroke-dasharray="4 3"/>')
     return "\n".join([*parts, "</svg>", ""])
+
+
+def generation_svg(context: dict[str, Any], rows: list[dict[str, Any]]) -> str:
+    """Tokens per second by context length: a bar for each attention and cache, drawn to the longest of its type and threads."""
+    sides = list(dict.fromkeys(row["side"] for row in rows))
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((row["model"], row["dtype"], row["threads"]), []).append(row)
+    height = HEAD + 20 + sum(30 + BAR * len(group) + GAP * len({row["length"] for row in group}) for group in groups.values())
+    parts = _head("Generation: tokens per second by context length", context, height)
+    y = HEAD - 16
+    for (model, dtype, threads), group in groups.items():
+        parts.append(f'<text x="16" y="{y + 20}" font-weight="600">{escape(model)}, {title_of(dtype, threads)}</text>')
+        y += 30
+        most, length = max(row["tokens_per_s"] for row in group), None
+        for row in group:
+            if row["length"] != length:
+                y += GAP
+                length = row["length"]
+                parts.append(f'<text x="16" y="{y + 13}">{length} tokens</text>')
+            wide, color = BARS * row["tokens_per_s"] / most, COLORS[sides.index(row["side"]) % len(COLORS)]
+            parts.append(f'<text x="{LABELS - 10}" y="{y + 13}" text-anchor="end">{escape(row["side"])}</text>')
+            parts.append(f'<rect x="{LABELS}" y="{y + 2}" width="{wide:.1f}" height="{BAR - 4}" fill="{color}"/>')
+            text = f"{row['tokens_per_s']:.4g} ({row['speedup_best']:.2f}×)"
+            parts.append(f'<text x="{LABELS + wide + 8:.1f}" y="{y + 13}">{text}</text>')
+            y += BAR
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def _head(title: str, context: dict[str, Any], height: int) -> list[str]:
+    width = LABELS + BARS + VALUES
+    return [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
+        ' font-family="system-ui, sans-serif" font-size="13" fill="#1c2733" role="img">',
+        f"<title>{title}</title>",
+        f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
+        f'<text x="16" y="28" font-size="18" font-weight="600">{title}</text>',
+        f'<text x="16" y="48" fill="#56636f">{escape(_subtitle(context))}</text>',
+    ]
 
 
 def _has(row: dict[str, Any], name: str) -> bool:

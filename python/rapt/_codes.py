@@ -82,29 +82,23 @@ class Codes:
         last = parts[-1]
         rows_only = (Ellipsis not in [p for p in parts if not isinstance(p, Tensor)] and len(parts) < 4) or last is Ellipsis
         if any(p is None for p in parts) or not (rows_only or (isinstance(last, slice) and last == slice(None))):
-            self._refuse("indexing")
+            raise _refusal("indexing")
         return self.of(self.codes[index], self.scale[index])
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):  # asked for by copy, pickle and others, which do without
             raise AttributeError(name)
-        self._refuse(name)
+        raise _refusal(name)
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
-        found = next((x for x in (*args, *(kwargs or {}).values()) if isinstance(x, cls)), None)
-        if found is None:
-            raise ValueError(_refusal("", getattr(func, "__name__", "a function")))
-        found._refuse(getattr(func, "__name__", "a function"))
-
-    def _refuse(self, what: str) -> NoReturn:
-        raise ValueError(_refusal(f' with kv_dtype="{self.kv_dtype}"', what))
+        raise _refusal(getattr(func, "__name__", "a function"))
 
 
-def _refusal(kv_dtype: str, what: str) -> str:
-    return (
-        f"past_key_values: got a rapt.transformers.Cache{kv_dtype}, whose codes rapt's attention alone reads, and {what} of them; "
-        'wanted model.set_attn_implementation("rapt"), or a Cache without kv_dtype'
+def _refusal(what: str) -> ValueError:
+    return ValueError(
+        f"past_key_values: got a rapt.transformers.Cache with kv_dtype, and {what} of its codes, which rapt's attention alone reads; "
+        'wanted model.set_attn_implementation("rapt"), or where layers themselves compute with cached rows a Cache without kv_dtype'
     )
 
 

@@ -29,17 +29,26 @@ share the weights, run in turn, back to back. "attention" is the share of a forw
 attention function, by a clock around each call of it. "difference" is the largest one between their outputs, beside the
 largest output. With --train it is a step: forward, a loss of the output, backward, AdamW; without dropout, and without decode.
 "difference" is then that of the gradients, and there are no shares.
+
+Generation of text (--generate): a model of transformers with random weights (--model) reads a prompt and goes on token by token,
+greedily. Sides are "sdpa" ("eager" where the model has no other) with transformers' DynamicCache and StaticCache, with --compiled
+also its steps by torch.compile, and "rapt" with its Cache, with --cache also quantised ones; they share the weights. First, all that do
+not quantise have to give the same tokens in fp32. Then all take turns, token by token. "tokens/s" are those of the best step,
+"times as fast" is the first side's time over this one's, "cache MB" keys and values, "peak MB" by what the process's resident peak grew
+while the prompt was read and a token made. A ratio that is noisy is marked. With --fill caches are filled with random rows in place of a
+prompt's, and there is no time to the first token.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 import warnings
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 try:
     import torch
@@ -48,14 +57,16 @@ except ImportError:
 
 import rapt.torch
 from rapt import _chart
+from rapt._arrays import KvDtype
 from rapt.bench import ops, report, sets
 from rapt.bench.timing import mean_of, mean_text
 
+GENERATED = ("llama", "qwen3-next", "deepseek", "gpt-oss")
 EXAMPLES = """examples:
   python -m rapt.bench --set quick
   python -m rapt.bench --set paper --dtype f32,bf16,f16 --threads 1,2 --json paper.json --svg paper.svg
   python -m rapt.bench --models --json models.json
-  python -m rapt.bench --models --train"""
+  python -m rapt.bench --generate --lengths 1k,8k --cache i8 --json generation.json --svg generation.svg"""
 
 
 def parse_arguments(words: list[str] | None) -> argparse.Namespace:
@@ -73,6 +84,17 @@ def parse_arguments(words: list[str] | None) -> argparse.Namespace:
     def count(text: str) -> int:
         return counts(text)[0]
 
+    def lengths(text: str) -> list[int]:
+        if not all(re.fullmatch(r"[1-9]\d*k?", word) for word in text.split(",")) or "1" in text.split(","):
+            raise argparse.ArgumentTypeError(f"{text}; wanted numbers of tokens from 2, for example 1k,8k")
+        return [int(word.removesuffix("k")) * (1024 if word.endswith("k") else 1) for word in text.split(",")]
+
+    def caches(text: str) -> list[str]:
+        for word in text.split(","):
+            if word not in get_args(KvDtype):
+                raise argparse.ArgumentTypeError(f"{word}; wanted some of {','.join(get_args(KvDtype))}")
+        return text.split(",")
+
     def output(text: str) -> Path:
         path = Path(text)
         if path.is_dir() or not path.resolve().parent.is_dir():
@@ -86,26 +108,49 @@ def parse_arguments(words: list[str] | None) -> argparse.Namespace:
     what.add_argument("--set", default="quick", help=f"attention alone: {', '.join(sets.NAMES)}, or a file with a problem's text a line")
     what.add_argument("--problem", action="append", help='attention alone: "b=1 hq=8 sq=512 d=64 causal"; may be given again')
     what.add_argument("--models", action="store_true", help="whole models (needs transformers)")
+    what.add_argument("--generate", action="store_true", help="generation of text (needs transformers)")
     parser.add_argument("--train", action="store_true", help="with --models: steps of training in place of forwards")
-    parser.add_argument("--quick", action="store_true", help="with --models: one layer and an eighth of the sizes")
+    parser.add_argument("--quick", action="store_true", help="with --models and --generate: small models")
+    own = parser.add_argument_group("with --generate")
+    own.add_argument("--model", choices=GENERATED, help=f"what the model is like (default: {GENERATED[0]})")
+    own.add_argument("--lengths", type=lengths, help="of prompts, in tokens: 1k,8k (default: 1k,8k,32k)")
+    own.add_argument("--batch", type=count, help="sequences (default: 1)")
+    own.add_argument("--tokens", type=count, help="made after each prompt, 4 or more (default: 16)")
+    own.add_argument("--cache", type=caches, help=f"types of quantised caches: {','.join(get_args(KvDtype))}, or several")
+    own.add_argument("--chunk", type=count, help="tokens of a prompt that are read at a time (default: all, by eager attention 512)")
+    own.add_argument("--fill", action="store_true", help="random rows in place of a prompt's")
+    own.add_argument("--compiled", action="store_true", help="also the static cache with steps by torch.compile (minutes)")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where tensors lie (default: %(default)s)")
-    parser.add_argument("--dtype", type=dtypes, help="f32, bf16, f16, or several (default: each problem's own; of --models: f32,bf16)")
+    parser.add_argument("--dtype", type=dtypes, help="f32, bf16, f16, or several (default: each problem's own; of models: f32,bf16)")
     parser.add_argument("--threads", type=counts, help="of the CPU: 1,2 (default: PyTorch's number; of --models: 1, 2 and that)")
     parser.add_argument("--seeds", type=count, default=3, help="different inputs of each shape (default: %(default)s)")
-    parser.add_argument("--seconds", type=float, help="time for a row's samples, paused or not (default: 0.9; of --models: 2)")
+    parser.add_argument("--seconds", type=float, help="time for a row's samples, paused or not (default: 0.9; of --models: 2, of --generate: 10)")
     parser.add_argument("--samples", type=count, default=5, help="least number of samples of a side (default: %(default)s)")
     parser.add_argument("--sample-ms", type=float, default=4.0, help="least time of a sample (default: %(default)s)")
     parser.add_argument("--no-math", action="store_true", help="leave out PyTorch's math backend")
     parser.add_argument("--no-memory", action="store_true", help="leave out the measurement of memory")
     parser.add_argument("--json", type=output, help="also write everything to this file")
-    parser.add_argument("--svg", type=output, help="also draw a chart of attention alone into this file")
+    parser.add_argument("--svg", type=output, help="also draw a chart into this file, of attention alone or of --generate")
     options = parser.parse_args(words)
-    if options.quick and not options.models:
-        parser.error("--quick: wanted --models with it; of attention alone there is --set quick")
+    if options.quick and not (options.models or options.generate):
+        parser.error("--quick: wanted --models or --generate with it; of attention alone there is --set quick")
     if options.train and not options.models:
         parser.error("--train: wanted --models with it")
     if options.svg and options.models:
         parser.error("--svg: there is no chart of --models; wanted --json")
+    defaults = {"model": GENERATED[0], "lengths": [1 << 10, 1 << 13, 1 << 15], "batch": 1, "tokens": 16}
+    defaults |= {"cache": [], "chunk": None, "fill": False, "compiled": False}
+    for name, default in defaults.items():
+        if options.generate:
+            setattr(options, name, default if getattr(options, name) is None else getattr(options, name))
+        elif getattr(options, name):
+            parser.error(f"--{name}: wanted --generate with it")
+    if options.generate and options.tokens < 4:
+        parser.error(f"--tokens: {options.tokens}; wanted 4 or more")
+    if options.cache and options.model == "deepseek":
+        parser.error("--cache: its layers compute with cached rows, which may not be codes; wanted another --model")
+    if options.generate and options.device == "cuda":
+        parser.error("--device: cuda; wanted cpu with --generate")
     if options.device == "cuda":
         if options.threads:
             parser.error("--threads: of the CPU; wanted without --device cuda")
@@ -114,10 +159,11 @@ def parse_arguments(words: list[str] | None) -> argparse.Namespace:
             reason = "rapt was built without it" if not reasons else reasons[0] or "PyTorch finds no GPU"
             parser.error(f"--device: cuda, but {reason}; wanted cpu")
     most = torch.get_num_threads()
-    defaults = sorted({1, min(2, most), most}) if options.models else [most]
-    options.threads = [None] if options.device == "cuda" else options.threads or defaults
+    usual = sorted({1, min(2, most), most}) if options.models else [most]
+    options.threads = [None] if options.device == "cuda" else options.threads or usual
     options.cases, options.left_out = [], []
-    if options.models:
+    whole = options.models or options.generate
+    if whole:
         options.dtype = options.dtype or ["f32", "bf16"]
     else:
         try:
@@ -130,21 +176,26 @@ def parse_arguments(words: list[str] | None) -> argparse.Namespace:
         if not options.cases:
             parser.error(f"{options.left_out[0]}: scaled_dot_product_attention has no counterpart; wanted some problem that has")
     if options.seconds is None:
-        options.seconds = 2.0 if options.models else 0.9
+        options.seconds = 2.0 if options.models else 10.0 if options.generate else 0.9
     return options
 
 
 def main(words: list[str] | None = None) -> None:
     options = parse_arguments(words)
     what = "training of whole models" if options.train else "whole models" if options.models else "" if options.problem else options.set
+    what = "generation" if options.generate else what
     context = report.context_of(options.device) | {"seeds": options.seeds, "set": what, "left_out": options.left_out}
     part: Any = ops
-    if options.models:
+    if options.models or options.generate:
         try:
             import transformers
         except ImportError:
-            sys.exit("rapt.bench --models runs models of transformers, which is not installed: pip install 'transformers>=5.23'")
-        from rapt.bench import models as part
+            option = "--models" if options.models else "--generate"
+            sys.exit(f"rapt.bench {option} runs models of transformers, which is not installed: pip install 'transformers>=5.23'")
+        if options.models:
+            from rapt.bench import models as part
+        else:
+            from rapt.bench import generate as part
 
         context["transformers"] = transformers.__version__
     device = f", {context['device']}" * (options.device == "cuda")
@@ -170,7 +221,8 @@ def main(words: list[str] | None = None) -> None:
         document = {"context": context, "rows": rows, "summary": summary}
         options.json.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     if options.svg:
-        options.svg.write_text(_chart.svg(context, rows), encoding="utf-8")
+        draw = _chart.generation_svg if options.generate else _chart.svg
+        options.svg.write_text(draw(context, rows), encoding="utf-8")
     for line, group in zip(summary, groups.values()):
         print(f"\n{_chart.title_of(line['dtype'], line['threads'])}:\n")
         report.print_table(part.HEAD, [part.cells_of(row) for row in group])

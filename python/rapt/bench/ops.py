@@ -6,6 +6,8 @@ import argparse
 import math
 import multiprocessing
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -105,20 +107,31 @@ def _status_bytes(field: str) -> int:
     raise OSError(field)
 
 
+@contextmanager
+def peak_growth() -> Iterator[list[int | None]]:
+    """Its only element becomes the number of bytes by which the peak of resident memory grew inside; None where systems do not
+    tell."""
+    found: list[int | None] = [None]
+    try:
+        Path("/proc/self/clear_refs").write_text("5")  # the peak is now what there is
+        before = _status_bytes("VmHWM")
+    except OSError:
+        yield found
+        return
+    yield found
+    found[0] = _status_bytes("VmHWM") - before
+
+
 def memory_of_call(side: str, case: Case, threads: int) -> int | None:
     """Bytes by which the peak of resident memory grows in a call. Runs in a process that has made no call yet."""
     torch.set_num_threads(threads)
     small = replace(case, b=1, hq=threads, hk=threads, sq=16, sk=16)
-    try:
-        with torch.inference_mode():
-            run_side("torch" if side == "folded" else side, small, small.tensors(0))  # starts the threads
-            tensors = case.tensors(0)
-            Path("/proc/self/clear_refs").write_text("5")  # the peak is now what there is
-            before = _status_bytes("VmHWM")
+    with torch.inference_mode():
+        run_side("torch" if side == "folded" else side, small, small.tensors(0))  # starts the threads
+        tensors = case.tensors(0)
+        with peak_growth() as found:
             run_side(side, case, tensors)
-            return _status_bytes("VmHWM") - before
-    except OSError:
-        return None
+    return found[0]
 
 
 def memory(case: Case, sides: list[str], threads: int) -> dict[str, int | None]:
