@@ -29,25 +29,25 @@ def seeded():
     torch.manual_seed(0)
 
 
-def caches(*layers):
+def caches(*layers, kv_dtype=None):
     """The same layers as transformers has them, and appending in place."""
     wanted, got = DynamicCache(), DynamicCache()
     for cache in (wanted, got):
         cache.layer_class_to_replicate = None
         cache.layers = [make() for make in layers]
-    rapt._model_cache.write_in_place(got)
+    rapt._model_cache.write_in_place(got, kv_dtype=kv_dtype)
     assert all(isinstance(layer, rapt._model_cache._InPlace) for layer in got.layers)
     return wanted, got
 
 
-def assert_same(got, wanted):
+def assert_same(got, wanted, equal=torch.equal):
     assert got.get_seq_length() == wanted.get_seq_length()
     for mine, theirs in zip(got.layers, wanted.layers):
         assert mine.get_mask_sizes(3) == theirs.get_mask_sizes(3)
         for name in ("keys", "values", "indexer_keys"):
             a, b = getattr(mine, name, None), getattr(theirs, name, None)
             assert (a is None) == (b is None)
-            assert a is None or (a.dtype == b.dtype and torch.equal(a, b))
+            assert a is None or (a.dtype == b.dtype and (torch.equal if name == "indexer_keys" else equal)(b, a))
 
 
 LAYERS = {
@@ -62,9 +62,14 @@ LAYERS = {
 @pytest.mark.parametrize(("kind", "recording"), [*((kind, False) for kind in LAYERS), ("window of 1", True), ("window of 6", True)])
 @pytest.mark.parametrize("seed", range(4))
 def test_random_calls_do_what_dynamic_caches_do(kind, recording, seed):
-    draw, batch = random.Random(f"{kind} {recording} {seed}"), 2
+    draw = random.Random(f"{kind} {recording} {seed}")
     types = draw.choice([(torch.float32, torch.float32), (torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)])
-    both = caches(LAYERS[kind])
+    random_calls(caches(LAYERS[kind]), kind, recording, draw, (8, 5), types, torch.equal)
+
+
+def random_calls(both, kind, recording, draw, sizes, types, equal):
+    """On transformers' cache and on ours, which have to be the same by `equal` after each."""
+    batch = 2
     if recording:
         for cache in both:
             cache.activate_past_recording()
@@ -73,10 +78,10 @@ def test_random_calls_do_what_dynamic_caches_do(kind, recording, seed):
         length = both[0].get_seq_length()
         if call == "update":
             n = draw.choice([1, 1, 1, 2, 9])
-            new = [torch.randn(batch, 2, n, d).to(dtype) for d, dtype in zip((8, 5), types)]
+            new = [torch.randn(batch, 2, n, d).to(dtype) for d, dtype in zip(sizes, types)]
             with torch.inference_mode() if draw.random() < 0.3 else torch.no_grad():
                 states = [cache.update(*new, 0) for cache in both]
-                assert all(torch.equal(a, b) for a, b in zip(*states))
+                assert all(equal(a, b) for a, b in zip(*states))
                 if kind == "indexed":
                     keys = torch.randn(batch, n, 4)
                     assert torch.equal(*(cache.update_indexer(keys, 0) for cache in both))
@@ -90,8 +95,9 @@ def test_random_calls_do_what_dynamic_caches_do(kind, recording, seed):
                 cache.crop(-1 if length < 4 else -3)
         elif call == "reorder":
             beams = torch.tensor([draw.randrange(batch) for _ in range(batch)])
-            for cache in both:
-                cache.reorder_cache(beams)
+            with torch.no_grad() if draw.random() < 0.5 else torch.enable_grad():
+                for cache in both:
+                    cache.reorder_cache(beams)
         elif call == "repeat" and batch < 4:
             batch *= 2
             for cache in both:
@@ -102,7 +108,7 @@ def test_random_calls_do_what_dynamic_caches_do(kind, recording, seed):
             batch = 2
         elif call == "deepcopy":
             kept, both = both, tuple(copy.deepcopy(cache) for cache in both)
-            new = torch.full((batch, 2, 3, 8), 9.0), torch.full((batch, 2, 3, 5), 9.0)
+            new = [torch.full((batch, 2, 3, d), 9.0) for d in sizes]
             with torch.no_grad():
                 kept[1].update(*new, 0)  # is of no concern to the copy
         elif call == "file":
@@ -114,7 +120,7 @@ def test_random_calls_do_what_dynamic_caches_do(kind, recording, seed):
         elif call == "reset" and kind != "hybrid":
             for cache in both:
                 cache.reset()
-        assert_same(both[1], both[0])
+        assert_same(both[1], both[0], equal)
 
 
 @pytest.mark.parametrize("kind", ["full", "window of 6", "indexed"])
@@ -130,6 +136,23 @@ def test_memory_is_taken_anew_as_often_as_the_length_doubles(kind):
     assert len(places) <= (4 if kind == "window of 6" else 9)
     memory = cache.layers[0].memory["keys"]
     assert memory.shape[-2] <= (12 if kind == "window of 6" else 400)
+
+
+@pytest.mark.parametrize("kv_dtype", [None, "i8"])
+def test_windows_are_moved_once_in_so_many_tokens_as_they_have(kv_dtype):
+    """In place, between the two halves of their memory: no step but these copies old rows."""
+    _, cache = caches(lambda: DynamicSlidingWindowLayer(sliding_window=17), kv_dtype=kv_dtype)
+    layer, moves, before = cache.layers[0], 0, None
+    with torch.no_grad():
+        cache.update(torch.randn(1, 2, 300, 8), torch.randn(1, 2, 300, 8), 0)
+        for step in range(200):
+            cache.update(torch.randn(1, 2, 1, 8), torch.randn(1, 2, 1, 8), 0)
+            place = (layer.keys if kv_dtype is None else layer.keys.codes).data_ptr()
+            moves += before is not None and place < before
+            before = place
+            memory = layer.memory["keys"]
+            assert memory.shape[-2] == 2 * 17 and layer.keys.shape[-2] == 16
+    assert moves <= 200 / 16
 
 
 def test_max_length_is_where_memory_stops_growing():
