@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NoReturn, get_args
+from typing import Any, NoReturn, TypeAlias, get_args
 
 import torch
 from torch import Tensor
@@ -102,8 +102,17 @@ def _refusal(what: str) -> ValueError:
     )
 
 
-def write(k_new: Tensor, v_new: Tensor, keys: Codes, values: Codes, row: int) -> None:
-    """Quantises new rows into memory, from this row of each sequence on."""
-    before = torch.full((k_new.shape[0],), row, device=k_new.device)
-    scales = (keys.scale, values.scale, None, None, None)
-    _core.append_kv(k_new, v_new, keys.codes, values.codes, before, None, False, None, *scales, keys.kv_dtype)
+Rows: TypeAlias = Tensor | Codes
+
+
+def parts_of(rows: Rows) -> tuple[Tensor, ...]:
+    return (rows.codes, rows.scale) if isinstance(rows, Codes) else (rows,)
+
+
+def write(k_new: Tensor, v_new: Tensor, keys: Rows, values: Rows, before: Any) -> None:
+    """Writes new rows into memory, behind those that each sequence has; quantises them where it is of codes."""
+    if isinstance(keys, Codes) and isinstance(values, Codes):
+        codes = (keys.scale, values.scale, None, None, None, keys.kv_dtype)
+        _core.append_kv(k_new, v_new, keys.codes, values.codes, before, None, False, None, *codes)
+    else:
+        _core.append_kv(k_new, v_new, keys, values, before, None, False, None, None, None, None, None, None, None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +12,8 @@ from torch.compiler import is_dynamo_compiling
 from transformers import DynamicCache, PreTrainedConfig, cache_utils
 
 from rapt._arrays import KvDtype
-from rapt._codes import KV_DTYPES, Codes, write
+from rapt._codes import KV_DTYPES, Codes, Rows, parts_of, write
+from rapt._model_cache_place import Place
 
 _Layer: Any = cache_utils.CacheLayerMixin
 _Full: Any = cache_utils.DynamicLayer
@@ -86,13 +87,6 @@ def prepare(cache: Any, max_length: int | None) -> None:
         write_in_place(cache, max_length)
 
 
-Rows: TypeAlias = Tensor | Codes
-
-
-def _parts(rows: Rows) -> tuple[Tensor, ...]:
-    return (rows.codes, rows.scale) if isinstance(rows, Codes) else (rows,)
-
-
 class _InPlace(_Layer):
     """What the layers below have in common. Attributes of a layer (keys, values) are views of memory of the same name."""
 
@@ -102,6 +96,7 @@ class _InPlace(_Layer):
     spare: dict[str, Rows]
     keys: Any
     values: Any
+    place: Place | None = None
 
     def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
         super().lazy_initialization(*args, **kwargs)
@@ -121,9 +116,18 @@ class _InPlace(_Layer):
 
     def append(self, key_states: Tensor, value_states: Tensor) -> None:
         """New rows behind those of keys and values."""
+        place = self.place
+        if place is not None and place.keys is self.keys and place.values is self.values and place.takes(key_states, value_states):
+            place.append(key_states, value_states)
+            self.keys, self.values = place.keys, place.values
+            return
         if self.kv_dtype is None:
             self.keys, self.values = self.append_to("keys", key_states), self.append_to("values", value_states)
-            return
+        else:
+            self.append_codes(key_states, value_states)
+        self.place = Place.of(self.__dict__.get("memory", {}), self.keys, self.values)
+
+    def append_codes(self, key_states: Tensor, value_states: Tensor) -> None:
         rows, new = self.keys.shape[-2], key_states.shape[-2]
         start = self.first_row("keys", self.keys)
         if start != self.first_row("values", self.values):
@@ -131,10 +135,11 @@ class _InPlace(_Layer):
         for name, states in (("keys", key_states), ("values", value_states)):
             kept = getattr(self, name)
             _check_like(name, states, kept)
-            place = self.make_room(name, kept, start, rows + new, partial(Codes.empty, self.kv_dtype, states))
+            first = self.make_room(name, kept, start, rows + new, partial(Codes.empty, self.kv_dtype, states))
         memory: Any = self.memory
-        write(key_states, value_states, memory["keys"], memory["values"], place + rows)
-        self.keys, self.values = (memory[name].narrow(-2, place, rows + new) for name in ("keys", "values"))
+        before = torch.full((key_states.shape[0],), first + rows, device=key_states.device)
+        write(key_states.resolve_neg(), value_states.resolve_neg(), memory["keys"], memory["values"], before)
+        self.keys, self.values = (memory[name].narrow(-2, first, rows + new) for name in ("keys", "values"))
 
     def append_to(self, name: str, new: Tensor) -> Tensor:
         """The attribute's rows, and the new ones behind them, as a view."""
@@ -159,13 +164,13 @@ class _InPlace(_Layer):
         memory = self.memory[name] if start is not None else None
         if memory is not None and start + total <= memory.shape[-2]:
             return start
-        if memory is None or start < total:
+        if memory is None or start < total or memory.shape[-2] > 4 * total:  # of a prompt far longer than a window
             if "memory" not in self.__dict__:
                 self.memory, self.spare = {}, {}
             memory = self.memory[name] = empty(self.room_for(total))
             self.spare.pop(name, None)
         # Otherwise a window has come to the end of its memory, and goes back to the beginning.
-        for to, rows in zip(_parts(memory.narrow(-2, 0, kept.shape[-2])), _parts(kept)):
+        for to, rows in zip(parts_of(memory.narrow(-2, 0, kept.shape[-2])), parts_of(kept)):
             to.copy_(rows)
         return 0
 
@@ -177,7 +182,7 @@ class _InPlace(_Layer):
         memory = self.__dict__.get("memory", {}).get(name)
         if memory is None or type(memory) is not type(kept):
             return None
-        found = {_first_row(whole, rows) for whole, rows in zip(_parts(memory), _parts(kept))}
+        found = {_first_row(whole, rows) for whole, rows in zip(parts_of(memory), parts_of(kept))}
         return found.pop() if len(found) == 1 else None
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
@@ -191,20 +196,20 @@ class _InPlace(_Layer):
             kept, memory = getattr(self, name), self.memory[name]
             to = self.spare.get(name)
             if to is None or not _may_write(to):
-                to = memory.of(*map(torch.empty_like, _parts(memory))) if isinstance(memory, Codes) else torch.empty_like(memory)
+                to = memory.of(*map(torch.empty_like, parts_of(memory))) if isinstance(memory, Codes) else torch.empty_like(memory)
             self.memory[name], self.spare[name] = to, memory
             to = to.narrow(-2, start, kept.shape[-2])
-            for rows, place in zip(_parts(kept), _parts(to)):
+            for rows, place in zip(parts_of(kept), parts_of(to)):
                 torch.index_select(rows, 0, beam_idx.to(rows.device), out=place)
             setattr(self, name, to)
 
     def reset(self) -> None:
-        self.memory, self.spare = {}, {}
+        self.memory, self.spare, self.place = {}, {}, None
         super().reset()
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies and files: without room, and without memory that two layers would write to."""
-        state = {name: value for name, value in self.__dict__.items() if name not in ("memory", "spare")}
+        state = {name: value for name, value in self.__dict__.items() if name not in ("memory", "spare", "place")}
         for name in ("keys", "values", "indexer_keys"):
             if isinstance(rows := state.get(name), Rows):
                 state[name] = rows.clone(memory_format=torch.contiguous_format)
@@ -220,7 +225,7 @@ def _check_like(name: str, states: Tensor, kept: Codes) -> None:
 
 
 def _may_write(memory: Rows) -> bool:
-    return not _parts(memory)[0].is_inference() or torch.is_inference_mode_enabled()
+    return not parts_of(memory)[0].is_inference() or torch.is_inference_mode_enabled()
 
 
 def _first_row(memory: Tensor, kept: Tensor) -> int | None:
@@ -262,7 +267,11 @@ class _InPlaceWindow(_InPlace, _Window):
         keys, values = self.keys, self.values
         if self.record_past:
             return keys[:, :, -past - new :], values[:, :, -past - new :]
-        self.keys, self.values = keys[:, :, -past:], values[:, :, -past:]
+        if self.place is not None and 0 < past < self.place.rows:
+            self.place.keep(past)
+            self.keys, self.values = self.place.keys, self.place.values
+        else:
+            self.keys, self.values = keys[:, :, -past:], values[:, :, -past:]
         return keys, values
 
     def room_for(self, total: int) -> int:
