@@ -372,8 +372,75 @@ def test_models_are_those_that_people_use():
     assert sizes == pytest.approx([109.5, 22.7, 86.4, 20.6, 160.0, 213.1, 213.1], rel=0.01)
 
 
+GENERATE = ["--generate", "--quick", "--threads", "1", "--tokens", "4", "--samples", "1", "--seconds", "0"]
+
+
 @pytest.mark.parametrize(
-    "words, missing, command", [([], "torch", "pip install torch"), (["--models"], "transformers", "pip install 'transformers")]
+    ("model", "more"),
+    [("llama", ["--batch", "2", "--cache", "i8,i4x2"]), ("qwen3-next", ["--fill"]), ("deepseek", ["--chunk", "9"]), ("gpt-oss", ["--fill", "--cache", "i8"])],
+)  # fmt: skip
+def test_generation(model, more, tmp_path, capsys):
+    generate = pytest.importorskip("rapt.bench.generate", reason="needs transformers")
+    files = tmp_path / "generation.json", tmp_path / "generation.svg"
+    words = [*GENERATE, "--model", model, "--lengths", "20,30", "--dtype", "f32,bf16" if model == "llama" else "f32", *more]
+    bench.main([*words, "--json", str(files[0]), "--svg", str(files[1])])
+    document = json.loads(files[0].read_text())
+    peer, caches = "eager" if model == "gpt-oss" else "sdpa", more[-1].split(",") if "--cache" in more else []
+    sides = [f"{peer}, DynamicCache", f"{peer}, StaticCache", "rapt, Cache", *(f"rapt, Cache {word}" for word in caches)]
+    dtypes = ("f32", "bf16") if model == "llama" else ("f32",)
+    assert [(row["dtype"], row["length"], row["side"]) for row in document["rows"]] == [
+        (dtype, length, side) for dtype in dtypes for length in (20, 30) for side in sides
+    ]
+    for row in document["rows"]:
+        assert row["model"] == model and row["batch"] == (2 if model == "llama" else 1) and row["step"]["samples"] == 3
+        assert row["tokens_per_s"] == pytest.approx(1e3 * row["batch"] / row["step"]["best_ms"])
+        assert (row["first"] is None) == ("--fill" in more) and row["speedup_best"] > 0
+    if model == "llama":  # 4 layers, 2 heads of 16 columns for keys and for values; the last token of the steps is in no cache
+        held = {(row["dtype"], row["length"], row["side"]): row["cache_bytes"] for row in document["rows"]}
+        for (dtype, length, side), size in held.items():
+            of_a_row = {"i8": 20, "i4x2": 12}.get(side.split()[-1], 64 if dtype == "f32" else 32)
+            room = length + (5 if "Static" in side else 4)
+            assert size == 2 * room * 4 * 2 * 2 * of_a_row
+    text = " ".join(t.data for t in nodes(xml.dom.minidom.parse(str(files[1]))))
+    assert "tokens per second by context length" in text and "30 tokens" in text and all(side in text for side in sides)
+    printed = capsys.readouterr().out
+    assert all(side in printed for side in sides) and "tokens/s" in printed
+    assert len(generate.cells_of(document["rows"][0])) == len(generate.HEAD)
+
+
+def test_generation_times_nothing_where_tokens_differ(monkeypatch):
+    generate = pytest.importorskip("rapt.bench.generate", reason="needs transformers")
+    run = generate.Side._run
+
+    def wrong(self, model, tokens):
+        run(self, model, tokens)
+        self.token = self.token + (self.name == "rapt, Cache")
+        return self.token
+
+    monkeypatch.setattr(generate.Side, "_run", wrong)
+    with pytest.raises(SystemExit, match="--generate: rapt, Cache gives the tokens .* in fp32, and sdpa, DynamicCache .*: nothing is timed"):
+        bench.main([*GENERATE, "--lengths", "20"])
+
+
+@pytest.mark.parametrize("words, said", [
+    (["--lengths", "1k"], "--lengths: wanted --generate with it"),
+    (["--models", "--cache", "i8"], "--cache: wanted --generate with it"),
+    (["--generate", "--lengths", "1"], "--lengths: 1; wanted numbers of tokens from 2, for example 1k,8k"),
+    (["--generate", "--lengths", "1m"], "--lengths: 1m; wanted numbers of tokens from 2"),
+    (["--generate", "--cache", "int8"], "--cache: int8; wanted some of i4x2,i8,f8e4m3,f8e5m2"),
+    (["--generate", "--tokens", "3"], "--tokens: 3; wanted 4 or more"),
+    (["--generate", "--model", "deepseek", "--cache", "i8"], "--cache: its layers compute with cached rows"),
+    (["--generate", "--model", "bert"], "argument --model: invalid choice: 'bert'"),
+])  # fmt: skip
+def test_wrong_options_of_generation(words, said, capsys):
+    with pytest.raises(SystemExit) as stop:
+        bench.main(words)
+    assert stop.value.code == 2 and said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words, missing, command",
+    [([], "torch", "pip install torch"), *(([word], "transformers", "pip install 'transformers") for word in ("--models", "--generate"))],
 )
 def test_what_is_missing_is_named(words, missing, command, tmp_path):
     (tmp_path / f"{missing}.py").write_text("raise ImportError")

@@ -77,5 +77,18 @@ def test_block_of_deepseek(capsys):
         assert example.main(sizes) > 1e-3
 
 
+def test_quantised_chat(capsys):
+    """Each turn reads its own 12 tokens and the last one that was made, which no step has read."""
+    pytest.importorskip("transformers")
+    assert load("quantised_chat").main(["--turns", "3", "--tokens", "5"]) == (64 + 4) / 128
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(";")[0] for line in lines[:3]] == [
+        "turn 1: 12 tokens read, 0 kept, 5 made",
+        "turn 2: 13 tokens read, 16 kept, 5 made",
+        "turn 3: 13 tokens read, 33 kept, 5 made",
+    ]
+
+
 def test_every_example_is_tested():
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == {"deepseek_block", "finetune_minilm", "kimi_linear_block"}
+    known = {"deepseek_block", "finetune_minilm", "kimi_linear_block", "quantised_chat"}
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == known
