@@ -30,9 +30,9 @@ class Cache(DynamicCache):
                 attention are kept too. None: every layer keeps all keys and values.
     max_length  The most tokens that the cache will have, if that is known. Memory grows to twice what is needed, and not
                 past max_length unless there are more tokens. On CPUs, room that is not written yet is address space only.
-    kv_dtype    "i8", "i4x2", "f8e4m3" or "f8e5m2": keys and values are quantised as they are written, and rapt's attention reads
-                the codes. Rows have a float32 scale each, with "i4x2" one for every 32 columns where these divide d. Any
-                other attention implementation, gradients and compiled code raise ValueError.
+    kv_dtype    "i8", "i4x2" or one of 8-bit floats, as of rapt.attention: keys and values are quantised as they are written,
+                and rapt's attention reads the codes. Rows have a float32 scale each, with "i4x2" one for every 32 columns
+                where 32 divides d. Any other attention implementation, gradients and compiled code raise ValueError.
 
     generate() makes such a cache by itself for models with rapt's attention, without kv_dtype. DynamicCache's methods work: crop(),
     reorder_cache(), batch_repeat_interleave(), batch_select_indices(), reset(). Copies (copy.deepcopy) and files
@@ -70,7 +70,8 @@ def write_in_place(cache: DynamicCache, max_length: int | None = None, kv_dtype:
         elif kv_dtype is not None and isinstance(layer, _Layer):
             raise ValueError(f"kv_dtype: got {kv_dtype!r} and a config with a {type(layer).__name__}; wanted None for it")
     if cache.layer_class_to_replicate is _Full:
-        cache.layer_class_to_replicate = partial(_made, _InPlaceFull, None, options)
+        replicate: Any = partial(_made, _InPlaceFull, None, options)
+        cache.layer_class_to_replicate = replicate
 
 
 def _made(cls: Any, state: dict[str, Any] | None, options: dict[str, Any]) -> Any:
@@ -135,7 +136,7 @@ class _InPlace(_Layer):
         for name, states in (("keys", key_states), ("values", value_states)):
             kept = getattr(self, name)
             _check_like(name, states, kept)
-            first = self.make_room(name, kept, start, rows + new, partial(Codes.empty, self.kv_dtype, states))
+            first = self.make_room(name, kept, start, rows + new, partial(Codes.empty, kept.kv_dtype, states))
         memory: Any = self.memory
         before = torch.full((key_states.shape[0],), first + rows, device=key_states.device)
         write(key_states.resolve_neg(), value_states.resolve_neg(), memory["keys"], memory["values"], before)
@@ -155,16 +156,17 @@ class _InPlace(_Layer):
         if start is not None and 0 <= new.data_ptr() - self.memory[name].data_ptr() < self.memory[name].nbytes:
             new = new.clone()  # rows of the cache itself, which may be written before they are read
         start = self.make_room(name, kept, start, total, lambda room: new.new_empty((*new.shape[:-2], room, new.shape[-1]), dtype=dtype))
-        memory = self.memory[name]
+        memory: Any = self.memory[name]
         memory.narrow(-2, start + rows, total - rows).copy_(new)
-        return memory.narrow(-2, start, total)
+        view: Tensor = memory.narrow(-2, start, total)
+        return view
 
     def make_room(self, name: str, kept: Rows, start: int | None, total: int, empty: Callable[[int], Rows]) -> int:
         """Where in its memory an attribute begins, with room for so many rows: its rows move where there is none."""
         memory = self.memory[name] if start is not None else None
-        if memory is not None and start + total <= memory.shape[-2]:
+        if start is not None and memory is not None and start + total <= memory.shape[-2]:
             return start
-        if memory is None or start < total or memory.shape[-2] > 4 * total:  # of a prompt far longer than a window
+        if start is None or memory is None or start < total or memory.shape[-2] > 4 * total:  # of a prompt far longer than a window
             if "memory" not in self.__dict__:
                 self.memory, self.spare = {}, {}
             memory = self.memory[name] = empty(self.room_for(total))
@@ -218,9 +220,10 @@ class _InPlace(_Layer):
 
 def _check_like(name: str, states: Tensor, kept: Codes) -> None:
     """Raises where new rows are no continuation of quantised ones."""
-    (*batch, _, d), wanted = kept.shape, [*kept.shape]
+    *batch, _, d = kept.shape
+    wanted: list[Any] = [*kept.shape]
     if states.dim() != 4 or [*states.shape[:2], states.shape[-1]] != [*batch, d] or states.device != kept.device:
-        wanted[2] = "n"  # type: ignore[call-overload]
+        wanted[2] = "n"
         raise ValueError(f"{name}: got {[*states.shape]} on {states.device}; wanted {wanted} on {kept.device}, as in the cache")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from rapt._codes import Codes, Rows, parts_of, write
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
+@dataclass(slots=True, eq=False)
 class Place:
     """Where the keys and values of a layer lie in their memory.
 
@@ -20,25 +22,40 @@ class Place:
     strides and addresses are known. One call of the extension then writes keys and values.
     """
 
-    __slots__ = ("addresses", "before", "dtype", "heads", "inference", "key_memory", "keys", "room", "rows", "start", "value_memory", "values")
+    keys: Rows
+    values: Rows
+    key_memory: Rows
+    value_memory: Rows
+    start: int
+    """The row of memory where they begin."""
+    rows: int
+    room: int
+    dtype: torch.dtype
+    heads: tuple[int, ...]
+    """b, h, d and dv."""
+    before: Any
+    """Of each sequence: rows in memory before the new ones."""
+    inference: bool
+    """Whether the memory was made in inference mode, and may be written there alone."""
+    addresses: list[tuple[int, int]]
+    """Where each part of the memory begins and ends."""
 
     @classmethod
     def of(cls, memory: dict[str, Rows], keys: Rows, values: Rows) -> Place | None:
-        """None where the memory is not on the CPU, or of types that differ or that append_kv does not take."""
+        """None where the memory is not on the CPU, or of types that differ or that the extension does not write."""
         k, v = memory.get("keys"), memory.get("values")
         if k is None or v is None or k.dtype is not v.dtype or k.dtype not in _DTYPES or not (k.is_cpu and v.is_cpu):
             return None
         (b, h, room, d), (_, _, v_room, dv) = k.shape, v.shape
-        starts = {_first(x, rows) for x, rows in ((k, keys), (v, values))}
-        if room != v_room or len(starts) > 1 or b * h == 0 or None in starts:
+        start = _first(k, keys)
+        if start is None or start != _first(v, values) or room != v_room or b * h == 0:
             return None
-        self = cls()
-        self.keys, self.values, self.key_memory, self.value_memory = keys, values, k, v
-        self.start, self.rows, self.room = starts.pop(), keys.shape[2], room
-        self.dtype, self.heads, self.before = k.dtype, (b, h, d, dv), np.empty(b, np.int64)
-        self.inference = any(x.is_inference() for x in (*parts_of(k), *parts_of(v)))
-        self.addresses = tuple((x.data_ptr(), x.data_ptr() + x.nbytes) for rows in (k, v) for x in parts_of(rows))
-        return self
+        parts = (*parts_of(k), *parts_of(v))
+        return cls(
+            *(keys, values, k, v, start, keys.shape[2], room, k.dtype, (b, h, d, dv), np.empty(b, np.int64)),
+            inference=any(x.is_inference() for x in parts),
+            addresses=[(x.data_ptr(), x.data_ptr() + x.nbytes) for x in parts],
+        )
 
     def takes(self, key_states: Tensor, value_states: Tensor) -> bool:
         """Whether these are more rows of the same kind, for which there is room."""

@@ -261,7 +261,7 @@ def _attention_forward(
             return _model_sparse.over_lists(query, key, value, attention_mask, indices, s_aux, scaling), None
         attention_mask = _model_sparse.masked(attention_mask, indices, key.shape[2])
     causal = attention_mask is None and bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
-    quantised = type(key) is Codes
+    quantised = isinstance(key, Codes)
     if not is_dynamo_compiling() and not quantised:
         _calls += 1
         done = _core.eager_attention(

@@ -93,13 +93,15 @@ class Side:
             chunk = 512 if self.model.config._attn_implementation == "eager" else tokens.shape[1]
         self.cache = None
         self.cache = self.new_cache(tokens.shape[1] + room)
-        for part in tokens.split(chunk, 1):
-            self._run(self.model, part)
-        return self.token
+        for i in range(0, tokens.shape[1], chunk):
+            self._run(self.model, tokens[:, i : i + chunk])
+        made: Tensor = self.token
+        return made
 
     def fill(self, shapes: list[tuple[Any, Any] | None], length: int, room: int) -> None:
         """A new cache with the first token of a prompt and random rows for the others."""
-        self.prefill(torch.zeros((next(s for s in shapes if s)[0].shape[0], 1), dtype=torch.long), length + room)
+        batch = next(rows[0].shape[0] for rows in shapes if rows is not None)
+        self.prefill(torch.zeros((batch, 1), dtype=torch.long), length + room)
         for i, rows in enumerate(shapes):
             if rows is not None:
                 torch.manual_seed(i)
@@ -112,8 +114,9 @@ class Side:
 
     def _run(self, model: Any, tokens: Tensor) -> Tensor:
         logits = model(tokens, past_key_values=self.cache, use_cache=True, logits_to_keep=1).logits
-        self.token = logits[:, -1:].argmax(-1)
-        return self.token
+        made: Tensor = logits[:, -1:].argmax(-1)
+        self.token = made
+        return made
 
     def cache_bytes(self) -> int:
         held = (getattr(layer, name, None) for layer in self.cache.layers for name in ("keys", "values"))
@@ -159,7 +162,7 @@ def run_length(sides: list[Side], length: int, options: argparse.Namespace) -> d
     if options.fill:
         sides[0].prefill(tokens[:, :1], room)
         held = [(getattr(layer, "keys", None), getattr(layer, "values", None)) for layer in sides[0].cache.layers]
-        shapes = [None if k is None else (k[:, :, :0], v[:, :, :0]) for k, v in held]
+        shapes = [(k[:, :, :0], v[:, :, :0]) if k is not None and v is not None else None for k, v in held]
     end = time.perf_counter() + options.seconds
     for repeat in range(1 if options.fill else options.samples):
         if repeat and time.perf_counter() > end:
