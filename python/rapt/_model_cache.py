@@ -166,7 +166,8 @@ class _InPlace(_Layer):
         memory = self.memory[name] if start is not None else None
         if start is not None and memory is not None and start + total <= memory.shape[-2]:
             return start
-        if start is None or memory is None or start < total or memory.shape[-2] > 4 * total:  # of a prompt far longer than a window
+        # Memory of a prompt that was far longer than the window is given back.
+        if start is None or memory is None or start < total or memory.shape[-2] > 4 * total:
             if "memory" not in self.__dict__:
                 self.memory, self.spare = {}, {}
             memory = self.memory[name] = empty(self.room_for(total))
@@ -191,7 +192,7 @@ class _InPlace(_Layer):
         """Beams change places by one copy, between two memories: beam search has two caches, here as with DynamicCache."""
         names = self.__dict__.get("memory", {})
         starts: dict[str, Any] = {name: self.first_row(name, getattr(self, name)) for name in names}
-        if not starts or None in starts.values() or torch.is_grad_enabled() or beam_idx.numel() != self.keys.shape[0]:
+        if not starts or None in starts.values() or not _appends(parts_of(self.keys)[0]) or beam_idx.numel() != self.keys.shape[0]:
             super().reorder_cache(beam_idx)
             return
         for name, start in starts.items():
@@ -265,8 +266,8 @@ class _InPlaceWindow(_InPlace, _Window):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         new, past = key_states.shape[-2], self.sliding_window - 1
-        self.cumulative_length += new
         self.append(key_states, value_states)
+        self.cumulative_length += new
         keys, values = self.keys, self.values
         if self.record_past:
             return keys[:, :, -past - new :], values[:, :, -past - new :]
