@@ -155,7 +155,11 @@ class _InPlace(_Layer):
         start = self.first_row(name, kept) if kept.dtype is dtype else None
         if start is not None and 0 <= new.data_ptr() - self.memory[name].data_ptr() < self.memory[name].nbytes:
             new = new.clone()  # rows of the cache itself, which may be written before they are read
-        start = self.make_room(name, kept, start, total, lambda room: new.new_empty((*new.shape[:-2], room, new.shape[-1]), dtype=dtype))
+
+        def empty(room: int) -> Tensor:
+            return new.new_empty((*new.shape[:-2], room, new.shape[-1]), dtype=dtype)
+
+        start = self.make_room(name, kept, start, total, empty)
         memory: Any = self.memory[name]
         memory.narrow(-2, start + rows, total - rows).copy_(new)
         view: Tensor = memory.narrow(-2, start, total)
