@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rapt import _core
-from rapt._arrays import KvDtype
+from rapt._attention import KvDtype
 
 KV_DTYPES: tuple[KvDtype, ...] = get_args(KvDtype)
 _GROUP = 32  # elements of i4x2 that share a scale: kernels with products of bf16 take such groups, and whole rows
@@ -113,6 +113,6 @@ def write(k_new: Tensor, v_new: Tensor, keys: Rows, values: Rows, before: Any) -
     """Writes new rows into memory, behind those that each sequence has; quantises them where it is of codes."""
     if isinstance(keys, Codes) and isinstance(values, Codes):
         codes = (keys.scale, values.scale, None, None, None, keys.kv_dtype)
-        _core.append_kv(k_new, v_new, keys.codes, values.codes, before, None, False, None, *codes)
+        _core.append_kv(k_new, v_new, keys.codes, values.codes, before, None, None, False, *codes)
     else:
-        _core.append_kv(k_new, v_new, keys, values, before, None, False, None, None, None, None, None, None, None)
+        _core.append_kv(k_new, v_new, keys, values, before, None, None, False, None, None, None, None, None, None)

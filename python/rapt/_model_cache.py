@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 from transformers import DynamicCache, PreTrainedConfig, cache_utils
 
-from rapt._arrays import KvDtype
+from rapt._attention import KvDtype
 from rapt._codes import KV_DTYPES, Codes, Rows, parts_of, write
 from rapt._model_cache_place import Place
 
