@@ -57,7 +57,7 @@ except ImportError:
 
 import rapt.torch
 from rapt import _chart
-from rapt._arrays import KvDtype
+from rapt._attention import KvDtype
 from rapt.bench import ops, report, sets
 from rapt.bench.timing import mean_of, mean_text
 
