@@ -38,7 +38,8 @@ from torch.compiler import is_dynamo_compiling
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import causal_mask_function, eager_mask, sdpa_mask
 
-from rapt import _core, _model_attention, _model_cache, _model_delta_rule, _model_sparse, _refusals, _seed
+from rapt import _core, _model_attention, _model_cache, _model_delta_rule, _model_flash, _model_keywords, _model_serving, _model_sparse
+from rapt import _refusals, _seed
 from rapt import torch as rapt_torch
 from rapt._codes import Codes
 from rapt._model_cache import Cache
@@ -46,7 +47,9 @@ from rapt._model_cache import Cache
 __all__ = ["Cache", "register"]
 
 _WHOLE_MASKS = "|whole_masks"
+_FLASH = "_flash"  # transformers and others look for "flash" in a name, and then give sequences without padding
 _registered: dict[str, str] = {}  # what a config may hold, to the name that was asked for
+_of_sequences: dict[str, str] = {}  # names for sequences without padding, to those for masks
 _base: Any = PreTrainedModel
 _choose = _base.get_correct_attn_implementation
 _make_ready = _base.post_init
@@ -62,10 +65,24 @@ def register(name: str = "rapt") -> None:
     AttentionMaskInterface.register(name, _mask)
     AttentionInterface.register(name + _WHOLE_MASKS, _attention_with_whole_masks)
     AttentionMaskInterface.register(name + _WHOLE_MASKS, eager_mask)
+    AttentionInterface.register(name + _FLASH, _attention_of_sequences)
+    AttentionMaskInterface.register(name + _FLASH, _mask_of_sequences)
     _registered[name] = _registered[name + _WHOLE_MASKS] = name
+    _registered[name + _FLASH] = name + _FLASH
+    _of_sequences[name + _FLASH] = name
+    _model_serving.prepare(name + _FLASH)
     # The one place where transformers asks a class of models what it can do; for names that are not its own it asks nothing.
     _base.get_correct_attn_implementation = _get_correct_attn_implementation
     _base.post_init = _post_init
+
+
+def _attention_of_sequences(module: torch.nn.Module, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
+    return _model_flash.forward(_attention_forward, module, *args, **kwargs)
+
+
+def _mask_of_sequences(**arguments: Any) -> Tensor | None:
+    mask = _model_flash.mask(**arguments)
+    return _mask(**arguments) if mask is NotImplemented else mask
 
 
 def _post_init(self: Any) -> None:
@@ -84,9 +101,15 @@ def _get_correct_attn_implementation(self: Any, requested_attention: str | None,
     cls: Any = type(self)
     config = self.config
     source = _source(cls)
-    reason = _own_attention(cls, source, name)
+    # Without a mask, layers must say what they mean: is_causal, as all do that may use sdpa or flash attention through the
+    # interface, but for some that are always given masks of causality, and the window, which some leave to the mask.
+    tells = cls._supports_sdpa or (cls._supports_flash_attn and cls._supports_attention_backend)
+    tells &= _size(config, "sliding_window") is None or "sliding_window=" in source
+    tells &= "causal_mask(" not in source or "is_causal = False" not in source or bool(_CAUSAL.search(source))
+    reason, other = _own_attention(cls, source, name), "sdpa" if cls._supports_sdpa else "eager"
+    if not reason and name in _of_sequences:
+        reason, other = _model_serving.why_not(cls, tells), _of_sequences[name]
     if reason:
-        other = "sdpa" if cls._supports_sdpa else "eager"
         raise ValueError(
             f'attn_implementation: got "{name}" for {cls.__name__}, {reason}; wanted "{other}", or where this is a part of '
             f'a model a dict of the others, such as {{"text_config": "{name}"}}'
@@ -96,11 +119,6 @@ def _get_correct_attn_implementation(self: Any, requested_attention: str | None,
     if _note_calls not in self._forward_pre_hooks.values():
         self.register_forward_pre_hook(_note_calls)
         self.register_forward_hook(_say_if_unused)
-    # Without a mask, layers must say what they mean: is_causal, as all do that may use sdpa or flash attention through the
-    # interface, but for some that are always given masks of causality, and the window, which some leave to the mask.
-    tells = cls._supports_sdpa or (cls._supports_flash_attn and cls._supports_attention_backend)
-    tells &= _size(config, "sliding_window") is None or "sliding_window=" in source
-    tells &= "causal_mask(" not in source or "is_causal = False" not in source or bool(_CAUSAL.search(source))
     return name if tells else name + _WHOLE_MASKS
 
 
@@ -166,7 +184,7 @@ _calls = 0
 
 def _note_calls(model: Any, _: Any) -> None:
     if not torch.compiler.is_compiling():
-        model._rapt_calls = _calls + _model_delta_rule.calls
+        model._rapt_calls = _calls + _model_delta_rule.calls + _model_flash.calls
 
 
 def _say_if_unused(model: Any, _: Any, __: Any) -> None:
@@ -177,7 +195,7 @@ def _say_if_unused(model: Any, _: Any, __: Any) -> None:
         for key, hook in list(hooks.items()):
             if hook is _note_calls or hook is _say_if_unused:
                 del hooks[key]
-    unused = model.__dict__.pop("_rapt_calls", None) == _calls + _model_delta_rule.calls
+    unused = model.__dict__.pop("_rapt_calls", None) == _calls + _model_delta_rule.calls + _model_flash.calls
     if unused and model.config._attn_implementation in _registered:
         name = type(model.base_model).__name__  # a head is of no interest
         message = f"{name} ran without rapt's attention: its layers compute their own, or have none"
@@ -250,8 +268,7 @@ def _attention_forward(
     are the keys that sparse attention (DeepSeek-V3.2) has chosen for each row, of those that the mask shows.
     """
     global _calls
-    if not kwargs.keys() <= _IRRELEVANT:
-        _check_others(kwargs, attention_mask)
+    _model_keywords.check(kwargs, attention_mask)
     s_aux = sinks if s_aux is None else s_aux
     if indices is not None:
         modified = dropout != 0 or any(x is not None for x in (softcap, position_bias, sliding_window))
@@ -311,43 +328,6 @@ def _attention_with_whole_masks(
     return _attention_forward(module, query, key, value, attention_mask, **kwargs | {"is_causal": False})
 
 
-# What models hand on that attention does not depend on, or that has gone into queries, keys and masks before.
-_IRRELEVANT = frozenset(
-    {
-        "cache_position",
-        "deterministic",  # of flash attention's backward
-        "grid_thw",
-        "layer_idx",
-        "max_length_k",
-        "max_length_q",
-        "num_items_in_batch",
-        "output_hidden_states",
-        "output_router_logits",
-        "position_ids",
-        "return_dict",
-        "seq_idx",
-        "token_type_ids",
-        "use_cache",
-    }
-)
-
-
-def _check_others(kwargs: dict[str, Any], mask: Tensor | None) -> None:
-    """Refuses keywords that may change the result: attention as the model means it is another than rapt would compute."""
-    for name, value in kwargs.items():
-        if value is None or value is False or name in _IRRELEVANT:
-            continue
-        if name == "cache":
-            raise NotImplementedError('cache: got that of continuous batching; wanted "sdpa" or "eager" for it')
-        if name == "output_attentions":
-            raise NotImplementedError('output_attentions: got True; wanted attn_implementation="eager" for weights')
-        if name in ("cu_seq_lens_q", "cu_seq_lens_k"):
-            if mask is not None or value.numel() <= 2:
-                continue
-            raise ValueError(f"{name}: got sequences that no mask keeps apart; wanted position_ids, and use_cache=False")
-        raise TypeError(f'{name}: got a keyword that rapt\'s attention does not know; wanted attn_implementation="eager"')
-
-
 def _mask_and_bias(mask: Tensor | None, bias: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
     """A boolean mask and a bias for transformers' mask of either kind and its position bias, of two dimensions or more."""
     mask, bias = (t if t is None else torch.atleast_2d(t) for t in (mask, bias))  # type: ignore[no-untyped-call]
@@ -355,3 +335,7 @@ def _mask_and_bias(mask: Tensor | None, bias: Tensor | None) -> tuple[Tensor | N
         bias = mask if bias is None else mask + bias
         mask = None
     return mask, bias
+
+
+if __name__ == "__main__":
+    _model_serving.main()

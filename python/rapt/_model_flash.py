@@ -1,0 +1,342 @@
+"""Attention over sequences of tokens without padding, as transformers asks flash attention for it, for models of "rapt_flash".
+
+Padding is taken out of batches, packed sequences are kept apart by their borders, and continuous batching's caches are read in
+their pages. Masks of other patterns, and calls that only PyTorch's operators compute, are left to "rapt".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import masking_utils as masks
+from transformers.generation.continuous_batching import PagedAttentionCache
+
+from rapt import _flash_attn, _model_keywords, _refusals
+
+# Keywords that say how a call's tokens are laid out. Attention does not depend on them otherwise.
+_LAYOUT = frozenset({"block_table", "cache", "cu_seq_lens_k", "cu_seq_lens_q", "k_cache", "read_index", "v_cache", "write_index"})
+
+calls = 0  # of rapt's kernels
+
+
+class _Pattern(NamedTuple):
+    causal: bool
+    window: int | None
+    sequences: Tensor | None  # [b, n], of packed sequences: which one a token belongs to
+
+
+_any = torch.zeros(1, 1)
+_and = masks.and_masks(masks.causal_mask_function).__code__
+_window = masks.sliding_window_overlay(1).__code__
+_window_of_both_sides = masks.sliding_window_bidirectional_overlay(1).__code__
+_packed = masks.packed_sequence_mask_function(_any).__code__
+_within_packed = masks.remap_positions_for_packed_sequence(masks.causal_mask_function, _any).__code__
+
+
+def _pattern(function: Any) -> _Pattern | None:
+    """What a mask function of transformers' hides, None for functions of other patterns.
+
+    The functions are closures: their code says which one it is, and their cells what it was made of.
+    """
+    base, windows, sequences, within = [], [], [], 0
+    left = [function]
+    while left:
+        function = left.pop()
+        code = getattr(function, "__code__", None)
+        cells = {} if code is None else dict(zip(code.co_freevars, (c.cell_contents for c in function.__closure__ or ())))
+        if function is masks.causal_mask_function or function is masks.bidirectional_mask_function:
+            base.append(function)
+        elif code is _and:
+            left += cells.get("mask_functions", ())
+        elif code is _within_packed:
+            left.append(cells.get("mask_function"))
+            within += 1
+        elif code is _packed:
+            sequences.append(cells.get("packed_sequence_mask"))
+        elif code is _window or code is _window_of_both_sides:
+            windows.append((code is _window, cells.get("sliding_window")))
+        else:
+            return None
+    causal = base == [masks.causal_mask_function]
+    if len(base) != 1 or len(windows) > 1 or len(sequences) > 1 or within != len(sequences) or (windows and windows[0][0] != causal):
+        return None
+    return _Pattern(causal, windows[0][1] if windows else None, sequences[0] if sequences else None)
+
+
+def mask(
+    mask_function: Any,
+    kv_length: int,
+    q_length: int | None = None,
+    q_offset: int | Tensor = 0,
+    kv_offset: int = 0,
+    attention_mask: Tensor | None = None,
+    allow_is_causal_skip: bool = True,
+    allow_is_bidirectional_skip: bool = False,
+    config: Any = None,
+    device: Any = "cpu",
+    **_: Any,
+) -> Any:
+    """What forward() gets as its mask: None where the layer says it all, [b, m] bool of padding, or the borders [sequences + 1] of
+    packed sequences. NotImplemented where it wants a whole mask."""
+    traced = torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None  # numbers cannot be looked at
+    if traced or q_length is None or isinstance(q_offset, Tensor) or torch.device(device).type != "cpu":
+        return NotImplemented
+    pattern = _pattern(mask_function)
+    if pattern is None or getattr(config, "use_bidirectional_attention", None):
+        return NotImplemented
+    if pattern.window is not None and pattern.window != _window_of(config):
+        return NotImplemented
+    if pattern.sequences is not None:
+        whole = attention_mask is None and q_length == kv_length and q_offset == kv_offset
+        return _borders(pattern.sequences) if whole else NotImplemented
+    if not (allow_is_causal_skip if pattern.causal else allow_is_bidirectional_skip):
+        return NotImplemented
+    if pattern.causal and q_offset + q_length != kv_offset + kv_length:
+        return NotImplemented
+    if attention_mask is None:
+        return None
+    if attention_mask.shape[-1] < kv_offset + kv_length:
+        return NotImplemented
+    shown = attention_mask[:, kv_offset : kv_offset + kv_length]
+    if shown.all():
+        return None
+    if (pattern.causal or pattern.window is not None) and q_length != kv_length:
+        return NotImplemented
+    if pattern.window is not None and not _is_whole(shown):  # its distances count the tokens that are left out
+        return NotImplemented
+    return shown
+
+
+def _window_of(config: Any) -> Any:
+    try:
+        return getattr(config, "sliding_window", None)
+    except RuntimeError:  # it differs from layer to layer
+        return None
+
+
+def _is_whole(shown: Tensor) -> bool:
+    """Whether the tokens of each sequence are neighbours."""
+    begins = shown[:, :1].int().sum(1) + (shown[:, 1:] & ~shown[:, :-1]).sum(1)
+    return bool((begins <= 1).all())
+
+
+def _borders(sequences: Tensor) -> Tensor:
+    """int32 [sequences + 1] in all rows of a batch, for the sequence [b, n] that each token belongs to."""
+    first = torch.ones_like(sequences, dtype=torch.bool)
+    first[:, 1:] = sequences[:, 1:] != sequences[:, :-1]
+    begins = first.flatten().nonzero()[:, 0]
+    return torch.nn.functional.pad(begins, (0, 1), value=sequences.numel()).int()
+
+
+def _borders_of_positions(positions: Any, n: int, m: int) -> Tensor | None:
+    """Borders of packed sequences whose positions [1, n] begin again, None for one sequence."""
+    if not isinstance(positions, Tensor) or n == 1 or n != m or positions.shape != (1, n) or torch.compiler.is_compiling():
+        return None
+    if int(positions[0, -1]) - int(positions[0, 0]) == n - 1:
+        return None
+    begins = (positions[0] == positions[0].min()).nonzero()[:, 0]
+    if len(begins) == 1 or int(begins[0]) != 0:  # positions of images, or of padding
+        return None
+    return torch.nn.functional.pad(begins, (0, 1), value=n).int()
+
+
+def _whole_mask(given: Tensor | None, n: int, m: int, causal: bool, window: int | None) -> Tensor | None:
+    """[b, 1, n, m] bool of what mask() gives, or None where causality says it all."""
+    if given is None and (causal or window is None or window >= m):
+        return None
+    if given is not None and given.dim() > 2:
+        return given
+    rows, keys = torch.arange(m - n, m)[:, None], torch.arange(m)
+    shown = torch.ones(1, 1, n, m, dtype=torch.bool)
+    if given is not None and given.dim() == 2:
+        shown = shown & given.bool()[:, None, None]
+    elif given is not None:  # a batch of packed sequences lies row by row
+        owner = torch.bucketize(torch.arange(int(given[-1])), given[1:-1].long(), right=True).view(-1, n)
+        shown = (owner[:, :, None] == owner[:, None])[:, None]
+    if causal:
+        shown = shown & (keys <= rows)
+    return shown if window is None else shown & ((keys - rows).abs() < window)
+
+
+class _Call(NamedTuple):
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor | None
+    causal: bool
+    window: int | None
+    scale: float | None
+    softcap: float | None
+    sinks: Tensor | None
+    dropout: float
+    modified: bool  # by arguments that only "rapt" knows
+
+
+def forward(
+    otherwise: Callable[..., tuple[Tensor, None]],
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    sinks: Tensor | None = None,
+    position_bias: Tensor | None = None,
+    indices: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attention of [b, hq, n, d] with keys and values of hk heads, as [b, n, hq, dv]; what this module does not compute is
+    `otherwise`, with the same arguments and a whole mask."""
+    global calls
+    key, value = _update_cache(module, key, value, kwargs)
+    layout = {name: kwargs.pop(name, None) for name in _LAYOUT} | {"position_ids": kwargs.get("position_ids")}
+    _model_keywords.check(kwargs, attention_mask)
+    sinks = sinks if s_aux is None else s_aux
+    causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+    modified = position_bias is not None or indices is not None or (sinks is not None and sinks.dim() > 1)
+    scale = None if scaling is None else float(scaling)
+    call = _Call(query, key, value, attention_mask, causal, sliding_window, scale, softcap, sinks, dropout, modified)
+    out = _attend(call, layout)
+    if out is not None:
+        calls += 1
+        return out, None
+    whole = _whole_mask(attention_mask, query.shape[2], key.shape[2], causal, sliding_window)
+    return otherwise(
+        *(module, query, key, value, whole, dropout, scaling),
+        is_causal=causal,
+        sliding_window=sliding_window,
+        softcap=softcap,
+        s_aux=sinks,
+        position_bias=position_bias,
+        indices=indices,
+        **kwargs,
+    )
+
+
+def _update_cache(module: Any, key: Tensor, value: Tensor, kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """The keys and values of continuous batching's cache that a call reads. transformers 5.24 calls its update() itself."""
+    cache = kwargs.pop("cache", None)
+    if cache is None:
+        return key, value
+    if not isinstance(cache, PagedAttentionCache):
+        raise TypeError(f"cache: got {type(cache).__name__}; wanted the PagedAttentionCache of continuous batching")
+    updated: tuple[Tensor, Tensor] = cache.update(key, value, module.layer_idx, kwargs)
+    return updated
+
+
+def _attend(call: _Call, kwargs: dict[str, Any]) -> Tensor | None:
+    """[b, n, hq, dv] of query [b, hq, n, d], key and value [b, hk, m, d or dv]; None where "rapt" is to compute it by _whole_mask()."""
+    n, m = call.query.shape[2], call.key.shape[2]
+    borders, keys = kwargs.get("cu_seq_lens_q"), kwargs.get("cu_seq_lens_k")
+    if kwargs.get("block_table") is not None:
+        _check_layout("block_table", call)
+        return _over_pages(call, kwargs["block_table"], keys, kwargs["k_cache"], kwargs["v_cache"])
+    if borders is not None:
+        _check_layout("cu_seq_lens_q", call)
+        if keys is None and n != m:
+            raise ValueError(f"cu_seq_lens_k: got None for {n} queries and {m} keys; wanted the borders of keys")
+        return _packed_attention(call, borders, borders if keys is None else keys)
+    given = call.mask
+    if given is None:
+        given = _borders_of_positions(kwargs.get("position_ids"), n, m)
+        call = call._replace(mask=given)
+    if given is None and (call.causal or call.window is None or call.window >= m):
+        return None
+    gqa = call.query.shape[1] != call.key.shape[1]
+    if call.modified or (given is not None and given.dim() > 2) or _refusals.refusal(call.query, call.key, call.value, None, gqa):
+        return None
+    if given is None:
+        return _attention(call, *(x.transpose(1, 2) for x in (call.query, call.key, call.value)))
+    if given.dim() == 1:
+        return _packed_attention(call, given, given)
+    if given.shape[1] != m:
+        return None
+    given = given.bool()
+    if call.causal or call.window is not None:
+        return _without_padding(call, given) if n == m else None
+    return _over_shown_keys(call, given)
+
+
+def _check_layout(name: str, call: _Call) -> None:
+    """Refuses what sequences without a mask cannot have."""
+    if call.mask is not None and call.mask.dim() > 1:
+        raise ValueError(f"{name}: got it together with a mask of {call.mask.dim()} dimensions; wanted no attention_mask")
+    if call.modified:
+        raise NotImplementedError(f'{name}: got it together with position_bias, indices or sinks of rows; wanted "rapt"')
+
+
+def _attention(
+    call: _Call,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    borders: Tensor | None = None,
+    key_borders: Tensor | None = None,
+    lengths: Tensor | None = None,
+    table: Tensor | None = None,
+) -> Tensor:
+    right = call.window - 1 if call.window is not None and not call.causal else -1
+    left = -1 if call.window is None else call.window - 1
+    tensors = (query, key, value, None, call.sinks, borders, key_borders, lengths, table, None)
+    return _flash_attn.attend(tensors, call.scale, call.causal, (left, right), call.softcap or 0.0, call.dropout)[0]
+
+
+def _tokens(x: Tensor) -> Tensor:
+    """[b * n, h, d] for [b, h, n, d]."""
+    return x.transpose(1, 2).flatten(0, 1)
+
+
+def _packed_attention(call: _Call, borders: Tensor, key_borders: Tensor) -> Tensor:
+    out = _attention(call, *(_tokens(x) for x in (call.query, call.key, call.value)), borders, key_borders)
+    return out.unflatten(0, (call.query.shape[0], -1))
+
+
+def _lengths_and_tokens(shown: Tensor) -> tuple[Tensor, Tensor]:
+    """Borders int32 [b + 1] of the tokens that are shown, and where these are in [b * m]."""
+    borders = torch.nn.functional.pad(shown.sum(1).cumsum(0), (1, 0)).int()
+    return borders, shown.flatten().nonzero()[:, 0]
+
+
+def _without_padding(call: _Call, shown: Tensor) -> Tensor:
+    """Rows of padding are 0."""
+    borders, where = _lengths_and_tokens(shown)
+    part = _attention(call, *(_tokens(x).index_select(0, where) for x in (call.query, call.key, call.value)), borders, borders)
+    out = part.new_zeros((shown.numel(), *part.shape[1:])).index_copy(0, where, part)
+    return out.unflatten(0, shown.shape)
+
+
+def _over_shown_keys(call: _Call, shown: Tensor) -> Tensor:
+    """All rows over the keys that are shown: keys of another text than the rows' have padding of their own."""
+    query, key, value = call.query, call.key, call.value
+    lengths = shown.sum(1)
+    if bool((shown.int().diff(dim=1) <= 0).all()):  # padding is behind the keys
+        return _attention(call, *(x.transpose(1, 2) for x in (query, key, value)), lengths=lengths.int())
+    borders, where = _lengths_and_tokens(shown)
+    b, _, n, _ = query.shape
+    rows = torch.arange(0, (b + 1) * n, n, dtype=torch.int32)[: b + 1]
+    out = _attention(call, _tokens(query), *(_tokens(x).index_select(0, where) for x in (key, value)), rows, borders)
+    return out.unflatten(0, (b, n))
+
+
+def _over_pages(call: _Call, table: Tensor, key_borders: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """One new token of each sequence, which is written to its place in the pages [pages, page, hk, d] before they are read.
+
+    transformers' pages of all layers lie in one tensor, so that its pages of keys and those of values overlap: a page is written
+    by its number and not by rapt.append_kv, which refuses that.
+    """
+    lengths = key_borders.diff()
+    last = (lengths - 1).long()
+    page = keys.shape[1]
+    place = (table.gather(1, (last // page)[:, None])[:, 0].long(), last % page)
+    keys.index_put_(place, call.key[0].transpose(0, 1))
+    values.index_put_(place, call.value[0].transpose(0, 1))
+    query = call.query[0].transpose(0, 1)[:, None]
+    return _attention(call, query, keys, values, lengths=lengths.int(), table=table)[:, 0][None]
