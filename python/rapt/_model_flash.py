@@ -238,7 +238,7 @@ def _attend(call: _Call, kwargs: dict[str, Any]) -> Tensor | None:
     borders, keys = kwargs.get("cu_seq_lens_q"), kwargs.get("cu_seq_lens_k")
     if kwargs.get("block_table") is not None:
         _check_layout("block_table", call)
-        return _over_pages(call, kwargs["block_table"], keys, kwargs["k_cache"], kwargs["v_cache"])
+        return _over_pages(call, *(kwargs[name] for name in ("block_table", "cu_seq_lens_k", "k_cache", "v_cache")))
     if borders is not None:
         _check_layout("cu_seq_lens_q", call)
         if keys is None and n != m:
@@ -254,7 +254,7 @@ def _attend(call: _Call, kwargs: dict[str, Any]) -> Tensor | None:
     if call.modified or (given is not None and given.dim() > 2) or _refusals.refusal(call.query, call.key, call.value, None, gqa):
         return None
     if given is None:
-        return _attention(call, *(x.transpose(1, 2) for x in (call.query, call.key, call.value)))
+        return _attention(call, (_rows_first(call.query), _rows_first(call.key), _rows_first(call.value)))
     if given.dim() == 1:
         return _packed_attention(call, given, given)
     if given.shape[1] != m:
@@ -275,18 +275,19 @@ def _check_layout(name: str, call: _Call) -> None:
 
 def _attention(
     call: _Call,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    tensors: tuple[Tensor, Tensor, Tensor],
     borders: Tensor | None = None,
     key_borders: Tensor | None = None,
     lengths: Tensor | None = None,
     table: Tensor | None = None,
 ) -> Tensor:
-    right = call.window - 1 if call.window is not None and not call.causal else -1
     left = -1 if call.window is None else call.window - 1
-    tensors = (query, key, value, None, call.sinks, borders, key_borders, lengths, table, None)
-    return _flash_attn.attend(tensors, call.scale, call.causal, (left, right), call.softcap or 0.0, call.dropout)[0]
+    inputs = (*tensors, None, call.sinks, borders, key_borders, lengths, table, None)
+    return _flash_attn.attend(inputs, call.scale, call.causal, (left, -1 if call.causal else left), call.softcap or 0.0, call.dropout)[0]
+
+
+def _rows_first(x: Tensor) -> Tensor:
+    return x.transpose(1, 2)
 
 
 def _tokens(x: Tensor) -> Tensor:
@@ -295,11 +296,11 @@ def _tokens(x: Tensor) -> Tensor:
 
 
 def _packed_attention(call: _Call, borders: Tensor, key_borders: Tensor) -> Tensor:
-    out = _attention(call, *(_tokens(x) for x in (call.query, call.key, call.value)), borders, key_borders)
-    return out.unflatten(0, (call.query.shape[0], -1))
+    out = _attention(call, (_tokens(call.query), _tokens(call.key), _tokens(call.value)), borders, key_borders)
+    return out.view(call.query.shape[0], -1, *out.shape[1:])
 
 
-def _lengths_and_tokens(shown: Tensor) -> tuple[Tensor, Tensor]:
+def _borders_and_tokens(shown: Tensor) -> tuple[Tensor, Tensor]:
     """Borders int32 [b + 1] of the tokens that are shown, and where these are in [b * m]."""
     borders = torch.nn.functional.pad(shown.sum(1).cumsum(0), (1, 0)).int()
     return borders, shown.flatten().nonzero()[:, 0]
@@ -307,23 +308,24 @@ def _lengths_and_tokens(shown: Tensor) -> tuple[Tensor, Tensor]:
 
 def _without_padding(call: _Call, shown: Tensor) -> Tensor:
     """Rows of padding are 0."""
-    borders, where = _lengths_and_tokens(shown)
-    part = _attention(call, *(_tokens(x).index_select(0, where) for x in (call.query, call.key, call.value)), borders, borders)
+    borders, where = _borders_and_tokens(shown)
+    query, key, value = (_tokens(x).index_select(0, where) for x in (call.query, call.key, call.value))
+    part = _attention(call, (query, key, value), borders, borders)
     out = part.new_zeros((shown.numel(), *part.shape[1:])).index_copy(0, where, part)
-    return out.unflatten(0, shown.shape)
+    return out.view(*shown.shape, *out.shape[1:])
 
 
 def _over_shown_keys(call: _Call, shown: Tensor) -> Tensor:
     """All rows over the keys that are shown: keys of another text than the rows' have padding of their own."""
-    query, key, value = call.query, call.key, call.value
-    lengths = shown.sum(1)
     if bool((shown.int().diff(dim=1) <= 0).all()):  # padding is behind the keys
-        return _attention(call, *(x.transpose(1, 2) for x in (query, key, value)), lengths=lengths.int())
-    borders, where = _lengths_and_tokens(shown)
-    b, _, n, _ = query.shape
-    rows = torch.arange(0, (b + 1) * n, n, dtype=torch.int32)[: b + 1]
-    out = _attention(call, _tokens(query), *(_tokens(x).index_select(0, where) for x in (key, value)), rows, borders)
-    return out.unflatten(0, (b, n))
+        tensors = (_rows_first(call.query), _rows_first(call.key), _rows_first(call.value))
+        return _attention(call, tensors, lengths=shown.sum(1).int())
+    borders, where = _borders_and_tokens(shown)
+    b, _, n, _ = call.query.shape
+    rows = torch.arange(b + 1, dtype=torch.int32) * n
+    key, value = (_tokens(x).index_select(0, where) for x in (call.key, call.value))
+    out = _attention(call, (_tokens(call.query), key, value), rows, borders)
+    return out.view(b, n, *out.shape[1:])
 
 
 def _over_pages(call: _Call, table: Tensor, key_borders: Tensor, keys: Tensor, values: Tensor) -> Tensor:
@@ -339,4 +341,4 @@ def _over_pages(call: _Call, table: Tensor, key_borders: Tensor, keys: Tensor, v
     keys.index_put_(place, call.key[0].transpose(0, 1))
     values.index_put_(place, call.value[0].transpose(0, 1))
     query = call.query[0].transpose(0, 1)[:, None]
-    return _attention(call, query, keys, values, lengths=lengths.int(), table=table)[:, 0][None]
+    return _attention(call, (query, keys, values), lengths=lengths.int(), table=table)[:, 0][None]

@@ -72,7 +72,7 @@ def why_not(cls: Any, tells: bool) -> str:
 
 def main() -> None:
     """transformers' command line, with rapt registered: `transformers serve` takes a fixed list of names."""
-    from transformers.cli import transformers as command
+    from transformers.cli.transformers import main as command
     from transformers.cli.serving.model_manager import ModelManager
 
     import rapt.transformers
@@ -88,4 +88,4 @@ def main() -> None:
         self.attn_implementation = asked
 
     manager._validate_args = validate_others
-    command.main()
+    command()  # type: ignore[no-untyped-call]

@@ -347,11 +347,15 @@ def is_refusal(error):
     frame = error.__traceback__
     while frame.tb_next is not None:
         frame = frame.tb_next
-    return frame.tb_frame.f_globals.get("__name__") == "rapt.transformers"
+    return frame.tb_frame.f_globals.get("__name__") in ("rapt.transformers", "rapt._model_keywords", "rapt._model_flash")
 
 
-def classify(model_type):
-    """The Outcome of a type."""
+def calls():
+    return rapt.transformers._calls + rapt._model_flash.calls
+
+
+def classify(model_type, name="rapt"):
+    """The Outcome of a type with attention of this name."""
     try:
         make = maker(model_type)
         eager = make("eager")
@@ -368,31 +372,31 @@ def classify(model_type):
             raise Skipped("eager attention gives NaN")
     except Exception as error:
         return Outcome("skipped", f"{type(error).__name__}: {' '.join(str(error).split())[-150:]}")
-    errors, before = {}, rapt.transformers._calls
+    errors, before = {}, calls()
     rapt._refusals.warned.clear()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", rapt.torch.FallbackWarning)
         try:
-            ours = make("rapt")
-            for name, padding, how in scenarios(eager, other):
+            ours = make(name)
+            for scenario, padding, how in scenarios(eager, other):
                 inputs = make_inputs(eager, padding, other)
-                if name not in wanted:
+                if scenario not in wanted:
                     try:
-                        wanted[name] = how(eager, inputs)
+                        wanted[scenario] = how(eager, inputs)
                     except Exception:
                         continue  # that is not for this type
                 real = inputs["attention_mask"].bool() if padding else None
-                errors[name] = difference(how(ours, inputs), wanted[name], real)
+                errors[scenario] = difference(how(ours, inputs), wanted[scenario], real)
         except Exception as error:
             if is_refusal(error):
                 return Outcome("refused", str(error))
             return Outcome("error", f"{type(error).__name__}: {str(error)[:300]}", errors)
-    calls = rapt.transformers._calls - before
+    made = calls() - before
     said = [str(w.message) for w in caught if issubclass(w.category, rapt.torch.FallbackWarning)]
     if max(errors.values()) > TOLERANCE:
         kind = "wrong"
-    elif calls:
+    elif made:
         kind = "right"
     else:
         kind = "said so" if said else "silent"
-    return Outcome(kind, "; ".join(said), errors, calls)
+    return Outcome(kind, "; ".join(said), errors, made)
