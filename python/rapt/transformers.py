@@ -9,6 +9,10 @@ sliding windows without padding are not made: the kernel knows where rows sit. S
 chosen by sparse attention are taken. Padding, packed sequences, chunks and static caches arrive as boolean masks. Rows of
 padding give 0, as with "sdpa".
 
+attn_implementation="rapt_flash" is the same over sequences without padding, on the CPU: padding is left out of batches, packed
+sequences (position_ids that begin again, cu_seq_lens_q) are kept apart, and transformers' continuous batching and
+sentence-transformers run on it. `python -m rapt.transformers serve ...` is `transformers serve` with rapt registered.
+
 Models that do not hand their attention over (Bloom, Falcon, GPT-J, MPNet) are refused with ValueError when they are made; models
 that transformers does not let do without masks get the whole masks of "eager"; keywords to attention that rapt does not know are
 refused; and a model whose first forward called no attention at all says so by a rapt.torch.FallbackWarning.
@@ -56,9 +60,9 @@ _make_ready = _base.post_init
 
 
 def register(name: str = "rapt") -> None:
-    """Makes `attn_implementation=name` known to transformers.
+    """Makes `attn_implementation=name`, and name + "_flash" for sequences without padding, known to transformers.
 
-    With it, making a model (or a part of one) that does not hand its attention over raises ValueError, as does switching to
+    With them, making a model (or a part of one) that does not hand its attention over raises ValueError, as does switching to
     it. A model whose first forward calls no attention says so by a rapt.torch.FallbackWarning.
     """
     AttentionInterface.register(name, _attention_forward)
