@@ -1,7 +1,7 @@
-"""Attention over sequences of tokens without padding, as transformers asks flash attention for it, for models of "rapt_flash".
+"""attn_implementation="rapt_flash": attention over sequences without padding, as transformers asks flash attention.
 
-Padding is taken out of batches, packed sequences are kept apart by their borders, and continuous batching's caches are read in
-their pages. Masks of other patterns, and calls that only PyTorch's operators compute, are left to "rapt".
+Padding is taken out of batches, packed sequences are kept apart by their borders, and continuous batching's caches are
+read in their pages. Masks of other patterns, and calls that only PyTorch's operators compute, are left to "rapt".
 """
 
 from __future__ import annotations
@@ -15,9 +15,12 @@ from transformers import masking_utils as masks
 from transformers.generation.continuous_batching import PagedAttentionCache
 
 from rapt import _flash_attn, _model_keywords, _refusals
+from rapt._flash_attn_cache import flash_attn_with_kvcache
 
 # Keywords that say how a call's tokens are laid out. Attention does not depend on them otherwise.
-_LAYOUT = frozenset({"block_table", "cache", "cu_seq_lens_k", "cu_seq_lens_q", "k_cache", "read_index", "v_cache", "write_index"})
+_LAYOUT = frozenset(
+    {"block_table", "cu_seq_lens_k", "cu_seq_lens_q", "k_cache", "read_index", "v_cache", "write_index"}
+)
 
 calls = 0  # of rapt's kernels
 
@@ -46,7 +49,8 @@ def _pattern(function: Any) -> _Pattern | None:
     while left:
         function = left.pop()
         code = getattr(function, "__code__", None)
-        cells = {} if code is None else dict(zip(code.co_freevars, (c.cell_contents for c in function.__closure__ or ())))
+        closure = getattr(function, "__closure__", None) or ()
+        cells = {} if code is None else dict(zip(code.co_freevars, (cell.cell_contents for cell in closure)))
         if function is masks.causal_mask_function or function is masks.bidirectional_mask_function:
             base.append(function)
         elif code is _and:
@@ -61,7 +65,9 @@ def _pattern(function: Any) -> _Pattern | None:
         else:
             return None
     causal = base == [masks.causal_mask_function]
-    if len(base) != 1 or len(windows) > 1 or len(sequences) > 1 or within != len(sequences) or (windows and windows[0][0] != causal):
+    if len(base) != 1 or len(windows) > 1 or len(sequences) > 1 or within != len(sequences):
+        return None
+    if windows and windows[0][0] != causal:
         return None
     return _Pattern(causal, windows[0][1] if windows else None, sequences[0] if sequences else None)
 
@@ -79,8 +85,8 @@ def mask(
     device: Any = "cpu",
     **_: Any,
 ) -> Any:
-    """What forward() gets as its mask: None where the layer says it all, [b, m] bool of padding, or the borders [sequences + 1] of
-    packed sequences. NotImplemented where it wants a whole mask."""
+    """What forward() gets as its mask: None where the layer says it all, [b, m] bool of padding, or the borders
+    [sequences + 1] of packed sequences. NotImplemented where it wants a whole mask."""
     traced = torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None  # numbers cannot be looked at
     if traced or q_length is None or isinstance(q_offset, Tensor) or torch.device(device).type != "cpu":
         return NotImplemented
@@ -133,7 +139,9 @@ def _borders(sequences: Tensor) -> Tensor:
 
 def _borders_of_positions(positions: Any, n: int, m: int) -> Tensor | None:
     """Borders of packed sequences whose positions [1, n] begin again, None for one sequence."""
-    if not isinstance(positions, Tensor) or n == 1 or n != m or positions.shape != (1, n) or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or n == 1 or n != m:
+        return None
+    if not isinstance(positions, Tensor) or positions.shape != (1, n):
         return None
     if int(positions[0, -1]) - int(positions[0, 0]) == n - 1:
         return None
@@ -193,8 +201,8 @@ def forward(
     indices: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of [b, hq, n, d] with keys and values of hk heads, as [b, n, hq, dv]; what this module does not compute is
-    `otherwise`, with the same arguments and a whole mask."""
+    """Attention of [b, hq, n, d] with keys and values of hk heads, as [b, n, hq, dv]; what this module does not compute
+    is otherwise(), with the same arguments and a whole mask."""
     global calls
     key, value = _update_cache(module, key, value, kwargs)
     layout = {name: kwargs.pop(name, None) for name in _LAYOUT} | {"position_ids": kwargs.get("position_ids")}
@@ -222,7 +230,7 @@ def forward(
 
 
 def _update_cache(module: Any, key: Tensor, value: Tensor, kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    """The keys and values of continuous batching's cache that a call reads. transformers 5.24 calls its update() itself."""
+    """The keys and values of continuous batching's cache that a call reads. Layers of 5.24 call update()."""
     cache = kwargs.pop("cache", None)
     if cache is None:
         return key, value
@@ -233,7 +241,7 @@ def _update_cache(module: Any, key: Tensor, value: Tensor, kwargs: dict[str, Any
 
 
 def _attend(call: _Call, kwargs: dict[str, Any]) -> Tensor | None:
-    """[b, n, hq, dv] of query [b, hq, n, d], key and value [b, hk, m, d or dv]; None where "rapt" is to compute it by _whole_mask()."""
+    """[b, n, hq, dv]; None where "rapt" is to compute it by _whole_mask()."""
     n, m = call.query.shape[2], call.key.shape[2]
     borders, keys = kwargs.get("cu_seq_lens_q"), kwargs.get("cu_seq_lens_k")
     if kwargs.get("block_table") is not None:
@@ -251,7 +259,9 @@ def _attend(call: _Call, kwargs: dict[str, Any]) -> Tensor | None:
     if given is None and (call.causal or call.window is None or call.window >= m):
         return None
     gqa = call.query.shape[1] != call.key.shape[1]
-    if call.modified or (given is not None and given.dim() > 2) or _refusals.refusal(call.query, call.key, call.value, None, gqa):
+    if call.modified or _refusals.refusal(call.query, call.key, call.value, None, gqa):
+        return None
+    if given is not None and given.dim() > 2:
         return None
     if given is None:
         return _attention(call, (_rows_first(call.query), _rows_first(call.key), _rows_first(call.value)))
@@ -268,9 +278,15 @@ def _attend(call: _Call, kwargs: dict[str, Any]) -> Tensor | None:
 def _check_layout(name: str, call: _Call) -> None:
     """Refuses what sequences without a mask cannot have."""
     if call.mask is not None and call.mask.dim() > 1:
-        raise ValueError(f"{name}: got it together with a mask of {call.mask.dim()} dimensions; wanted no attention_mask")
+        raise ValueError(f"{name}: got it with a mask of {call.mask.dim()} dimensions; wanted no attention_mask")
     if call.modified:
-        raise NotImplementedError(f'{name}: got it together with position_bias, indices or sinks of rows; wanted "rapt"')
+        raise NotImplementedError(f'{name}: got it with position_bias, indices or sinks of rows; wanted "rapt"')
+
+
+def _window_size(call: _Call) -> tuple[int, int]:
+    """To the left and to the right; transformers counts the row itself."""
+    side = -1 if call.window is None else call.window - 1
+    return side, -1 if call.causal else side
 
 
 def _attention(
@@ -279,11 +295,10 @@ def _attention(
     borders: Tensor | None = None,
     key_borders: Tensor | None = None,
     lengths: Tensor | None = None,
-    table: Tensor | None = None,
 ) -> Tensor:
-    left = -1 if call.window is None else call.window - 1
-    inputs = (*tensors, None, call.sinks, borders, key_borders, lengths, table, None)
-    return _flash_attn.attend(inputs, call.scale, call.causal, (left, -1 if call.causal else left), call.softcap or 0.0, call.dropout)[0]
+    inputs = (*tensors, None, call.sinks, borders, key_borders, lengths, None, None)
+    options = (call.scale, call.causal, _window_size(call), call.softcap or 0.0, call.dropout)
+    return _flash_attn.attend(inputs, *options)[0]
 
 
 def _rows_first(x: Tensor) -> Tensor:
@@ -329,16 +344,16 @@ def _over_shown_keys(call: _Call, shown: Tensor) -> Tensor:
 
 
 def _over_pages(call: _Call, table: Tensor, key_borders: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """One new token of each sequence, which is written to its place in the pages [pages, page, hk, d] before they are read.
-
-    transformers' pages of all layers lie in one tensor, so that its pages of keys and those of values overlap: a page is written
-    by its number and not by rapt.append_kv, which refuses that.
-    """
-    lengths = key_borders.diff()
-    last = (lengths - 1).long()
-    page = keys.shape[1]
-    place = (table.gather(1, (last // page)[:, None])[:, 0].long(), last % page)
-    keys.index_put_(place, call.key[0].transpose(0, 1))
-    values.index_put_(place, call.value[0].transpose(0, 1))
-    query = call.query[0].transpose(0, 1)[:, None]
-    return _attention(call, (query, keys, values), lengths=lengths.int(), table=table)[:, 0][None]
+    """One new token of each sequence, which is written to its page [pages, page, hk, d] before they are read."""
+    query, key, value = (x[0].transpose(0, 1)[:, None] for x in (call.query, call.key, call.value))
+    out: Tensor = flash_attn_with_kvcache(
+        *(query, keys, values, key, value),
+        cache_seqlens=key_borders.diff() - 1,
+        block_table=table,
+        softmax_scale=call.scale,
+        causal=call.causal,
+        window_size=_window_size(call),
+        softcap=call.softcap or 0.0,
+        s_aux=call.sinks,
+    )
+    return out[:, 0][None]

@@ -1,9 +1,10 @@
 """What transformers and its servers ask about flash attention, answered for "rapt_flash".
 
-transformers knows flash attention's implementations by name, and has no place to add one. Three of its functions get an answer for
-rapt's name, and are called for all others: the one that imports flash attention's functions (sentence-transformers calls it, too),
-the one that replaces names that a class of models does not list (GPT-OSS), and the one that lets continuous batching decode from
-its pages (on CUDA only). A test says which of them a new version of transformers has changed.
+transformers knows flash attention's implementations by name, and has no place to add one. Three of its functions get an
+answer for rapt's name, and are called for all others: the one that imports flash attention's functions
+(sentence-transformers calls it, too), the one that replaces names that a class of models does not list (GPT-OSS), and
+the one that lets continuous batching decode from its pages (on CUDA only). A test says which of them a new version has
+changed.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from transformers import PreTrainedModel
 from transformers import modeling_flash_attention_utils as utils
 from transformers.generation.continuous_batching import initialization
 from transformers.generation.continuous_batching.cache import ATTN_TYPE_TO_ALLOCATOR, group_layers_by_attn_type
+
+from rapt import flash_attn
 
 _names: set[str] = set()
 _base: Any = PreTrainedModel
@@ -38,8 +41,6 @@ def prepare(name: str) -> None:
 def _lazy_imports(implementation: str | None, *args: Any, **kwargs: Any) -> Any:
     if implementation not in _names:
         return _theirs["imports"](implementation, *args, **kwargs)
-    from rapt import flash_attn
-
     functions = flash_attn.flash_attn_func, flash_attn.flash_attn_varlen_func, flash_attn.flash_attn_with_kvcache
     return (*functions, utils._pad_input, utils._unpad_input)
 

@@ -27,8 +27,8 @@ EXAMPLES = [
     ("An ISA", r"(?i)neonbf16", r"/neonbf16\.hpp$", []),
     # Models of PyTorch have the modifiers that these pass on; another modifier leaves them as they are.
     ("A score modifier", r"softcap", r"/(modifier|case)_softcap\.hpp$",
-     ["python/rapt/_core.pyi", "python/rapt/_flash_attn", "python/rapt/_model_attention.py", "python/rapt/_sparse_torch.py",
-      "python/rapt/flash_attn.py", "python/rapt/transformers.py", "python/src/eager."]),
+     ["python/rapt/_core.pyi", "python/rapt/_flash_attn", "python/rapt/_model_attention.py", "python/rapt/_model_flash.py",
+      "python/rapt/_sparse_torch.py", "python/rapt/flash_attn.py", "python/rapt/transformers.py", "python/src/eager."]),
     # GPU kernels know rings; a layout that they do not know, they refuse.
     ("A KV layout", r"\bring\b|KV_RING", None, ["src/cpu/kernels/append_kv.cpp", "src/cuda/", "python/rapt/__init__.py"]),
     ("A KV layout", r"\bgathered\b|KV_GATHERED", None, []),
