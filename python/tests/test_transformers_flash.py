@@ -293,11 +293,17 @@ def test_refusals():
         forward(layer, q[:, :, :4], k, v, None, cu_seq_lens_q=two)
 
 
+@pytest.mark.parametrize("model_type", ["paligemma", "qwen2_vl"])
+def test_models_of_several_kinds_of_layers(model_type):
+    outcome = model_sweep.classify(model_type, "rapt_flash")
+    assert outcome.kind == "right", str(outcome)
+
+
 @pytest.mark.parametrize(
     "model_type, message",
     [
-        ("t5", "which transformers does not let do without masks; wanted \"rapt\""),
-        ("phimoe", "whose layers leave causality or windows to their masks; wanted \"rapt\""),
+        ("t5", 'which transformers does not let do without masks; wanted "rapt"'),
+        ("phimoe", 'whose layers leave causality or windows to their masks; wanted "rapt"'),
         ("bloom", "which computes attention by itself"),
     ],
 )
@@ -310,7 +316,7 @@ def test_kernels_of_their_own():
     class Sparse(transformers.LlamaForCausalLM):
         _compatible_flash_implementations = ["MiniMaxAI/msa"]
 
-    with pytest.raises(ValueError, match="whose layers call functions of 'MiniMaxAI/msa'; wanted \"rapt\""):
+    with pytest.raises(ValueError, match="whose layers call functions of 'MiniMaxAI/msa'"):
         Sparse._from_config(CONFIGS["llama"](), attn_implementation="rapt_flash")
 
 
