@@ -273,10 +273,11 @@ def composed(
     scores = (query @ key.transpose(2, 3)).float() * scale
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
-    if bias is not None:
-        scores = scores + bias
     distance = torch.arange(m, device=query.device) - torch.arange(m - n, m, device=query.device)[:, None]
     hidden = distance > 0 if causal else torch.zeros_like(distance, dtype=torch.bool)
+    if bias is not None:
+        scores = scores + bias
+        hidden = hidden | (bias == -torch.inf)
     if left >= 0:
         hidden = hidden | (distance < -left)
     if mask is not None:

@@ -280,3 +280,21 @@ def test_no_position_bias_is_written_out(options):
         return torch.autograd.grad(out.square().sum(), [q, bias])
 
     assert peak_bytes(run) < MIB
+
+
+@pytest.mark.parametrize("softcap, causal, with_sinks", [(None, False, False), (2.0, True, True), (None, True, False)])
+def test_rows_without_keys_by_pytorchs_operators(softcap, causal, with_sinks):
+    """Where rapt has no kernel; a bias of -inf hides keys as a mask does, of whole rows, too."""
+    hooks = pytest.importorskip("rapt._model_attention", exc_type=ImportError)
+    q, k, v, bias = (torch.randn(2, h, s, d) for h, s, d in ((4, 5, 8), (2, 7, 8), (2, 7, 16), (4, 5, 7)))
+    bias[0, :, 1], bias[1, 2, 3, :4] = -torch.inf, -torch.inf
+    sinks = torch.randn(4) if with_sinks else None
+    inputs = [t.requires_grad_() for t in (q, k, v, bias, sinks) if t is not None]
+    out = hooks.composed(q, k, v, None, bias, sinks, causal, -1, softcap, 0.3)
+    wide = [t.detach().double().requires_grad_() for t in inputs]
+    options = {"bias": wide[3], "sinks": wide[4] if with_sinks else None, "causal": causal, "offset": 2, "softcap": softcap}
+    wanted = attention(*wide[:3], scale=0.3, **options)[0].transpose(1, 2)
+    assert is_close(out, wanted, torch.float32)
+    grad = torch.randn(out.shape)
+    for g, w in zip(torch.autograd.grad(out, inputs, grad), torch.autograd.grad(wanted, wide, grad.double())):
+        assert is_close(g, w, torch.float32, grad.double().norm())
