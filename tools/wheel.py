@@ -41,7 +41,7 @@ def can_build(python):
 
 def build(python, libraries):
     """The wheel of an interpreter, repaired: with oneTBB inside, and the tag of the policy."""
-    flags = f"-L{libraries} -Wl,--exclude-libs,ALL -Wl,--as-needed"
+    flags = f"-L{libraries} -Wl,--as-needed"
     defines = {
         "CMAKE_MODULE_LINKER_FLAGS": flags,
         "TBB_DIR": str(Path(sys.prefix, "lib/cmake/tbb")),

@@ -47,9 +47,11 @@ def violations(wheel, python, folder):
     bundled = {path.name for path in objects if path.parent.name == "rapt_attention.libs"}
     if len(objects) != len(bundled) + 1 or not all(name.startswith("libtbb") for name in bundled):
         yield f"{wheel.name} has {sorted(path.name for path in objects)}"
-    elsewhere = {name for path in objects for name in re.findall(r"(?m) g +D[FO] \.\S+\t\S+ +\S+ +(\S+)$", dump(path, "-T"))}
+    defined = {path.name: set(re.findall(r"(?m) g +D[FO] \.\S+\t\S+ +\S+ +(\S+)$", dump(path, "-T"))) for path in objects}
     for file in objects:
-        yield from violations_of(file, bundled, elsewhere)
+        yield from violations_of(file, bundled, set().union(*defined.values()))
+        if file.name not in bundled and defined[file.name] != {"PyInit__core"}:
+            yield f"{file.name} exports {sorted(defined[file.name])[:5]}; wanted PyInit__core alone"
 
     environment = folder / "venv"
     subprocess.run([python, "-m", "venv", environment], check=True)
