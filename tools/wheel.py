@@ -67,7 +67,7 @@ def main(pythons):
     libraries = ROOT / "build/old_runtime"
     subprocess.run([sys.executable, ROOT / "tools/old_runtime.py", libraries, POLICY], check=True)
     for python in pythons or interpreters():
-        wheel = build(python, libraries)
+        wheel = build(shutil.which(python) or python, libraries)
         print(wheel, flush=True)
 
 

@@ -1,7 +1,7 @@
-"""The command `rapt` of the Python package, which is also `python -m rapt`.
+"""The command `python -m rapt`.
 
-    rapt check      compares every kernel of this machine with float64, in some seconds; exit code 1 where a result is wrong
-    rapt --version
+    python -m rapt check      compares every kernel of this machine with float64, in some seconds; exit code 1 where a result is wrong
+    python -m rapt --version
 """
 
 import sys

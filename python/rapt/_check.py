@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,8 @@ Verdict = tuple[str, float]
 
 # Allowed: |got - wanted| / |wanted|, by the type of the inputs and results.
 BOUNDS = {"f32": 1e-5, "f16": 2.0**-9, "bf16": 2.0**-6}
+TIMEOUT_S = 300
+"""For one kernel."""
 DIRECTIONS = 3
 """In which gradients are compared."""
 
@@ -198,7 +201,11 @@ def run_child(entry: Entry) -> subprocess.CompletedProcess[str]:
     environment = {key: value for key, value in os.environ.items() if key not in ("RAPT_ISA", "RAPT_GUARDS")}
     environment["RAPT_KERNEL"] = entry["name"]
     code = f"from rapt import _check; _check.check_entry({entry['name']!r})"
-    return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    command = [sys.executable, "-c", code]
+    try:  # -c looks for modules in the folder where it runs first
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, cwd=Path(rapt.__file__).parents[1])
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(command, -1, "", f"no result after {TIMEOUT_S} s")
 
 
 def run() -> int:

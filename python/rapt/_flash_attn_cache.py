@@ -106,7 +106,7 @@ def flash_attn_with_kvcache(
         tensors["cache_seqlens"] = cache_seqlens
     _check_shapes(tensors)
     _check_pairs(tensors, cache_seqlens is not None)
-    batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
+    batch = q.shape[0] if cu_seqlens_q is None else max(cu_seqlens_q.shape[0] - 1, 0)
     _check_batch(batch, tensors)
     table = "block_table"
     if cache_batch_idx is not None:
@@ -117,6 +117,8 @@ def flash_attn_with_kvcache(
         cache_seqlens = k_cache.shape[1] * (1 if block_table is None else block_table.shape[1])
     if not isinstance(cache_seqlens, Tensor):
         length = integer("cache_seqlens", cache_seqlens)
+        if not 0 <= length < 2**63:
+            raise ValueError(f"cache_seqlens: got {length}; wanted 0 or more, in 64 bits")
         cache_seqlens = torch.full((batch,), length, dtype=torch.int64, device=q.device)
     lengths = cache_seqlens
     if k is not None and v is not None:
@@ -182,8 +184,12 @@ def _check_batch(batch: int, x: dict[str, Any]) -> None:
         given = x.get(name)
         if given is not None and (tuple(given.shape) != (batch,) or given.dtype not in (torch.int32, torch.int64)):
             raise ValueError(f"{name}: got {given.dtype} {list(given.shape)}; wanted int32 or int64 [{batch}]")
-    for name, size in (("block_table", batch), ("cu_seqlens_k_new", batch + 1)):
-        if x[name] is not None and x[name].shape[0] != size:
+    for name, size in (("block_table", batch), ("cu_seqlens_q", batch + 1), ("cu_seqlens_k_new", batch + 1)):
+        if x[name] is None:
+            continue
+        if x[name].dtype not in (torch.int32, torch.int64):
+            raise TypeError(f"{name}: got {x[name].dtype}; wanted torch.int32 or torch.int64")
+        if x[name].shape[0] != size:
             raise ValueError(f"{name}: got shape {list(x[name].shape)}; wanted {size} in its first dimension")
     if x["block_table"] is None and x["cache_batch_idx"] is None and k_cache.shape[0] < batch:
         raise ValueError(f"k_cache: got shape {list(k_cache.shape)}; wanted {batch} caches or more, as q has sequences")

@@ -51,7 +51,7 @@ def _window(given: Any) -> tuple[int, int]:
     if not isinstance(given, (tuple, list)) or len(given) != 2:
         raise TypeError(f"window_size: got {given!r}; wanted {wanted}")
     left, right = (-1 if side is None else integer("window_size", side) for side in given)
-    if left < -1 or right < -1:
+    if not -1 <= min(left, right) <= max(left, right) < 2**63:
         raise ValueError(f"window_size: got {given!r}; wanted {wanted}")
     return left, right
 
@@ -129,6 +129,8 @@ def returned(lse: Tensor) -> Tensor:
 def compact(x: Tensor, borders: Tensor, used: Tensor, name: str) -> tuple[Tensor, Tensor]:
     """Which rows of x [total, ...] are among the first used[i] of their sequence, and the borders of what they make.
     `name`: of `used`."""
+    if used.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"{name}: got {used.dtype}; wanted torch.int32 or torch.int64")
     if used.shape != (borders.shape[0] - 1,):
         raise ValueError(f"{name}: got shape {list(used.shape)}; wanted [{borders.shape[0] - 1}]")
     if not torch.compiler.is_compiling() and bool(((used < 0) | (used > borders.diff())).any()):

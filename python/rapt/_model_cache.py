@@ -100,6 +100,9 @@ class _InPlace(_Layer):
     place: Place | None = None
 
     def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
+        for name, x in zip(("keys", "values"), args if self.kv_dtype is not None else ()):
+            if x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+                raise TypeError(f"{name}: got {x.dtype}; wanted float32, bfloat16 or float16 for a Cache with kv_dtype")
         super().lazy_initialization(*args, **kwargs)
         if args and self.kv_dtype is not None:  # without args it is linear attention's
             self.keys, self.values = (Codes.empty(self.kv_dtype, x, 0) for x in args)

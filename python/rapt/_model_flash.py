@@ -15,6 +15,7 @@ from transformers import masking_utils as masks
 from transformers.generation.continuous_batching import PagedAttentionCache
 
 from rapt import _flash_attn, _model_keywords, _refusals
+from rapt._codes import Codes
 from rapt._flash_attn_cache import flash_attn_with_kvcache
 
 # Keywords that say how a call's tokens are laid out. Attention does not depend on them otherwise.
@@ -204,9 +205,11 @@ def forward(
     """Attention of [b, hq, n, d] with keys and values of hk heads, as [b, n, hq, dv]; what this module does not compute
     is otherwise(), with the same arguments and a whole mask."""
     global calls
+    _model_keywords.check({name: x for name, x in kwargs.items() if name not in _LAYOUT}, attention_mask)
     key, value = _update_cache(module, key, value, kwargs)
-    layout = {name: kwargs.pop(name, None) for name in _LAYOUT} | {"position_ids": kwargs.get("position_ids")}
-    _model_keywords.check(kwargs, attention_mask)
+    layout = {name: kwargs.pop(name, None) for name in _LAYOUT}
+    if attention_mask is None and layout["cu_seq_lens_q"] is None and layout["block_table"] is None:
+        attention_mask = _borders_of_positions(kwargs.get("position_ids"), query.shape[2], key.shape[2])
     sinks = sinks if s_aux is None else s_aux
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     modified = position_bias is not None or indices is not None or (sinks is not None and sinks.dim() > 1)
@@ -248,15 +251,16 @@ def _attend(call: _Call, kwargs: dict[str, Any]) -> Tensor | None:
         _check_layout("block_table", call)
         return _over_pages(call, *(kwargs[name] for name in ("block_table", "cu_seq_lens_k", "k_cache", "v_cache")))
     if borders is not None:
+        if call.mask is not None and call.mask.dim() > 2 and torch.compiler.is_compiling():
+            return None  # transformers has made it of position_ids
         _check_layout("cu_seq_lens_q", call)
         if keys is None and n != m:
             raise ValueError(f"cu_seq_lens_k: got None for {n} queries and {m} keys; wanted the borders of keys")
         return _packed_attention(call, borders, borders if keys is None else keys)
     given = call.mask
-    if given is None:
-        given = _borders_of_positions(kwargs.get("position_ids"), n, m)
-        call = call._replace(mask=given)
     if given is None and (call.causal or call.window is None or call.window >= m):
+        return None
+    if isinstance(call.key, Codes):
         return None
     gqa = call.query.shape[1] != call.key.shape[1]
     if call.modified or _refusals.refusal(call.query, call.key, call.value, None, gqa):

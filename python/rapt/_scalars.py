@@ -23,9 +23,11 @@ def real(name: str, x: Any) -> float | None:
     if x is None:
         return None
     try:
-        if not isinstance(x, (bool, str)):
+        if not isinstance(x, (bool, str, bytes, bytearray, memoryview)):  # float() reads text
             return float(x)
-    except (TypeError, ValueError, OverflowError):
+    except OverflowError:
+        raise ValueError(f"{name}: got {x!r}; wanted a number that a float holds") from None
+    except (TypeError, ValueError):
         pass
     raise TypeError(f"{name}: got {x!r}; wanted a number")
 

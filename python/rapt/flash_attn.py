@@ -6,7 +6,7 @@
 Names, order and defaults of arguments, layouts ([b, s, h, d], ragged [total, h, d]) and results are flash-attn's.
 flash-attn 3's keywords are taken where rapt can do what they ask, and refused by their names where it cannot.
 
-rapt takes more than flash-attn: float32; heads of any size, and values of other sizes than keys; pages of any size;
+rapt takes more than flash-attn: float32; heads of up to 8192 columns, values of other sizes than keys; pages of any size;
 lengths of int64; gradients through softmax_lse, of alibi_slopes and of s_aux. Dropout's mask is rapt's, of a seed from
 PyTorch's default generator. Results and gradients are always deterministic.
 

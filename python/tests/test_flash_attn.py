@@ -90,7 +90,7 @@ def test_packed_is_unpacked():
 def borders(rng, b, most):
     """Of b sequences, the second one empty, and some others."""
     lengths = [0 if i == 1 else rng.choice((0, 1, rng.randint(1, most), most)) for i in range(b)]
-    return torch.tensor([0, *lengths], dtype=rng.choice((torch.int32, torch.int64))).cumsum(0).to(torch.int32)
+    return torch.tensor([0, *lengths]).cumsum(0).to(rng.choice((torch.int32, torch.int64)))
 
 
 def sequences(x, cu, used=None):

@@ -56,6 +56,7 @@ def test_bad_input(change, error, message):
         ({"cu_seqlens_k": torch.tensor([0, 5, 11])}, ValueError, "cu_seqlens_k"),
         ({"cu_seqlens_q": CU.float()}, TypeError, "cu_seqlens_q"),
         ({"seqused_k": torch.tensor([6, 1])}, ValueError, "seqused_k: got"),
+        ({"seqused_k": torch.tensor([1.5, 1.5])}, TypeError, "seqused_k: got torch.float32"),
         ({"seqused_q": torch.tensor([-1, 1])}, ValueError, "seqused_q: got"),
         ({"seqused_q": torch.tensor([1])}, ValueError, "seqused_q: got shape"),
         ({"k": X, "v": X, "block_table": torch.tensor([[0], [7]])}, ValueError, "block_table"),

@@ -86,16 +86,18 @@ def test_transformers_takes_it_where_there_is_a_gpu(installed, monkeypatch):
     utils = pytest.importorskip("transformers.utils.import_utils")
     attention = importlib.import_module("transformers.modeling_flash_attention_utils")
     caches = (utils._package_distribution_mapping, utils.is_flash_attn_2_available, utils.is_flash_attn_greater_or_equal)
-    for gpu in (False, True):
-        monkeypatch.setattr(utils, "is_torch_cuda_available", lambda gpu=gpu: gpu)
+    try:
+        for gpu in (False, True):
+            monkeypatch.setattr(utils, "is_torch_cuda_available", lambda gpu=gpu: gpu)
+            for cached in caches:
+                cached.cache_clear()
+            assert utils.is_flash_attn_2_available() is gpu
+        assert utils.is_flash_attn_greater_or_equal("2.3.3")
+        functions = attention._lazy_imports("flash_attention_2")
+        names = ("flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache")
+        assert [functions[i] for i in range(3)] == [getattr(flash_attn, name) for name in names]
+        takes = attention._lazy_define_process_function(functions[1]).keywords["supports_mapping"]
+        assert all(takes[name] for name in ("dropout_p", "window_size", "softcap", "deterministic", "s_aux", "max_seqlen_q", "block_table"))
+    finally:
         for cached in caches:
             cached.cache_clear()
-        assert utils.is_flash_attn_2_available() is gpu
-    assert utils.is_flash_attn_greater_or_equal("2.3.3")
-    functions = attention._lazy_imports("flash_attention_2")
-    names = ("flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache")
-    assert [functions[i] for i in range(3)] == [getattr(flash_attn, name) for name in names]
-    takes = attention._lazy_define_process_function(functions[1]).keywords["supports_mapping"]
-    assert all(takes[name] for name in ("dropout_p", "window_size", "softcap", "deterministic", "s_aux", "max_seqlen_q", "block_table"))
-    for cached in caches:
-        cached.cache_clear()

@@ -10,7 +10,7 @@ import torch
 transformers = pytest.importorskip("transformers")
 
 import rapt.transformers  # noqa: E402
-from rapt._arrays import KvDtype  # noqa: E402
+from rapt._codes import KV_DTYPES  # noqa: E402
 from test_delta_rule_models import linear_model  # noqa: E402
 from test_model_cache import LAYERS, caches, random_calls  # noqa: E402
 from test_transformers import CONFIGS, SIZES, models, prompt  # noqa: E402
@@ -18,17 +18,11 @@ from transformers import DynamicCache  # noqa: E402
 
 rapt.transformers.register()
 Cache = rapt.transformers.Cache
-KV_DTYPES = KvDtype.__args__
 MOST = {"i8": 127, "i4x2": 7, "f8e4m3": 448, "f8e5m2": 57344}
 FLOATS = {"f8e4m3": torch.float8_e4m3fn, "f8e5m2": torch.float8_e5m2}
 
 
-@pytest.fixture(autouse=True)
-def seeded_and_without_fallbacks():
-    torch.manual_seed(0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", rapt.torch.FallbackWarning)
-        yield
+pytestmark = pytest.mark.usefixtures("seeded_and_without_fallbacks")
 
 
 def groups_of(x, kv_dtype):

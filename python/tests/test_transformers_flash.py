@@ -185,6 +185,23 @@ def test_float64_and_graphs():
     compiled = torch.compile(ours, backend="eager", fullgraph=True)
     with torch.no_grad():
         close(compiled(**inputs, use_cache=False).logits[real], eager(**inputs).logits[real])
+        ids, positions, explicit = packed()
+        inputs = {"input_ids": ids, "use_cache": False} | positions
+        close(compiled(**inputs, **explicit).logits, eager(**inputs).logits)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_quantised_caches(padded):
+    """A cache of codes gives what it gives "rapt", whose masks it takes."""
+    _, model = language_models("llama")
+    inputs = prompt(padded)
+    results = []
+    for name in ("rapt", "rapt_flash"):
+        model.set_attn_implementation(name)
+        cache = rapt.transformers.Cache(model.config, kv_dtype="i8")
+        with torch.no_grad():
+            results.append(model.generate(**inputs, past_key_values=cache, max_new_tokens=5, do_sample=False))
+    assert torch.equal(*results)
 
 
 def in_batches(model, prompts, **options):

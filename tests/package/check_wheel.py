@@ -57,7 +57,7 @@ def violations(wheel, python, folder):
     subprocess.run([python, "-m", "venv", environment], check=True)
     pip = [environment / "bin/python", "-m", "pip", "install", "-q", "--disable-pip-version-check", "--only-binary", ":all:"]
     subprocess.run([*pip, wheel, "ml_dtypes"], check=True)
-    command = [environment / "bin/rapt", "check"]
+    command = [environment / "bin/python", "-m", "rapt", "check"]
     result = subprocess.run(command, cwd=folder, env={"PATH": str(environment / "bin")}, capture_output=True, text=True)
     print(result.stdout, end="")
     if result.returncode != 0 or not result.stdout.splitlines()[-1].startswith("OK: "):
