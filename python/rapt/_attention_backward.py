@@ -11,7 +11,7 @@ from rapt._arrays import Array, empty_gradients
 from rapt._attention import SIGNATURE, Differentiable, check_lists, forward_arguments
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    from typing import Unpack
 
 Wanted: TypeAlias = Literal["q", "k", "v", "bias", "sinks", "alibi"]
 
