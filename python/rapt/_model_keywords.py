@@ -43,5 +43,5 @@ def check(kwargs: dict[str, Any], mask: Tensor | None) -> None:
         if name in ("cu_seq_lens_q", "cu_seq_lens_k"):
             if mask is not None or value.numel() <= 2:
                 continue
-            raise ValueError(f"{name}: got sequences that no mask keeps apart; wanted position_ids and use_cache=False, or rapt_flash")
+            raise ValueError(f"{name}: got sequences that no mask keeps apart; wanted rapt_flash, or position_ids and use_cache=False where the model's masks know them")
         raise TypeError(f'{name}: got a keyword that rapt\'s attention does not know; wanted attn_implementation="eager"')

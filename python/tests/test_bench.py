@@ -429,6 +429,8 @@ def test_generation_times_nothing_where_tokens_differ(monkeypatch):
     (["--generate", "--lengths", "1m"], "--lengths: 1m; wanted numbers of tokens from 2"),
     (["--generate", "--cache", "int8"], "--cache: int8; wanted some of i4x2,i8,f8e4m3,f8e5m2"),
     (["--generate", "--tokens", "3"], "--tokens: 3; wanted 4 or more"),
+    (["--generate", "--seeds", "4"], "--seeds: has no meaning with --generate"),
+    (["--generate", "--no-math"], "--no-math: has no meaning with --generate"),
     (["--generate", "--model", "deepseek", "--cache", "i8"], "--cache: its layers compute with cached rows"),
     (["--generate", "--model", "bert"], "argument --model: invalid choice: 'bert'"),
 ])  # fmt: skip

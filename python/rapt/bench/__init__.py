@@ -145,6 +145,10 @@ def parse_arguments(words: list[str] | None) -> argparse.Namespace:
             setattr(options, name, default if getattr(options, name) is None else getattr(options, name))
         elif getattr(options, name):
             parser.error(f"--{name}: wanted --generate with it")
+    alone = ("seeds", "sample_ms", "no_math", "no_memory")
+    for name in alone if options.generate else ():
+        if getattr(options, name) != parser.get_default(name):
+            parser.error(f"--{name.replace('_', '-')}: has no meaning with --generate; wanted it without")
     if options.generate and options.tokens < 4:
         parser.error(f"--tokens: {options.tokens}; wanted 4 or more")
     if options.cache and options.model == "deepseek":
