@@ -205,7 +205,8 @@ def forward(
     """Attention of [b, hq, n, d] with keys and values of hk heads, as [b, n, hq, dv]; what this module does not compute
     is otherwise(), with the same arguments and a whole mask."""
     global calls
-    _model_keywords.check({name: x for name, x in kwargs.items() if name not in _LAYOUT}, attention_mask)
+    others = {name: x for name, x in kwargs.items() if name not in _LAYOUT and name != "cache"}
+    _model_keywords.check(others, attention_mask)
     key, value = _update_cache(module, key, value, kwargs)
     layout = {name: kwargs.pop(name, None) for name in _LAYOUT}
     if attention_mask is None and layout["cu_seq_lens_q"] is None and layout["block_table"] is None:

@@ -357,7 +357,7 @@ def test_keywords():
     for keywords, error, message in [
         ({"block_indices": one}, TypeError, "block_indices: .*; wanted"),
         ({"output_attentions": True}, NotImplementedError, "output_attentions: got True; wanted"),
-        ({"cu_seq_lens_k": two}, ValueError, "cu_seq_lens_k: .*; wanted position_ids"),
+        ({"cu_seq_lens_k": two}, ValueError, "cu_seq_lens_k: .*; wanted rapt_flash, or position_ids"),
     ]:
         with pytest.raises(error, match=message):
             forward(layer, q, k, v, None, **keywords)
