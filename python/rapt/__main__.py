@@ -1,6 +1,6 @@
 """The command `python -m rapt`.
 
-    python -m rapt check      compares every kernel of this machine with float64, in some seconds; exit code 1 where a result is wrong
+    python -m rapt check      compares every kernel of this machine with float64, in less than a minute; exit code 1 where a result is wrong
     python -m rapt --version
 """
 

@@ -15,7 +15,6 @@ from rapt._flash_attn import attend, used_rows
 from rapt._scalars import finite, integer, real, truth
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-_LARGEST_HEAD = 8192  # docs/contract.md
 
 # Keywords of flash-attn 3 that say how a GPU divides the work: no result depends on them.
 _HINTS = frozenset({"fa_version", "num_splits", "pack_gqa", "scheduler_metadata", "sm_margin"})
@@ -165,8 +164,8 @@ def probabilities(tensors: tuple[Any, ...], given: Options, seed: Tensor | None,
         rows, keys = _longest("max_seqlen_q", longest[0], borders_q), _longest("max_seqlen_k", longest[1], borders_k)
         k = k[: used_rows(k, borders_k)]
         place = torch.arange(k.shape[0], device="cpu") - torch.repeat_interleave(borders_k[:-1], borders_k.diff())
-    if keys > _LARGEST_HEAD:
-        raise NotImplementedError(f"return_attn_probs: got {keys} keys with dropout; wanted at most {_LARGEST_HEAD}")
+    if keys > _refusals.MAX_HEAD_SIZE:
+        raise NotImplementedError(f"return_attn_probs: got {keys} keys with dropout; wanted at most {_refusals.MAX_HEAD_SIZE}")
     with torch.no_grad():
         # Values that are rows of the identity make results that are the probabilities.
         one_hot = torch.nn.functional.one_hot(place.long(), keys).to(q.dtype).unsqueeze(-2)

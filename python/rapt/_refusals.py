@@ -20,7 +20,7 @@ from rapt import _core
 from rapt._info import Entry
 
 _DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
-_MAX_HEAD_SIZE = 8192  # docs/contract.md
+MAX_HEAD_SIZE = 8192  # docs/contract.md
 _MAX_SCALE = torch.finfo(torch.float32).max
 _NUMBERS: Any = (float, int, np.floating, np.integer)
 
@@ -117,8 +117,8 @@ def misfit(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, gqa: bool) -> s
     qs, ks, vs = q.shape, k.shape, v.shape
     if len(qs) < 2 or len(ks) < 2 or len(vs) < 2 or ks[-2] != vs[-2] or qs[-1] != ks[-1]:
         return "query, key and value whose shapes do not fit"
-    if not 0 < qs[-1] <= _MAX_HEAD_SIZE or not 0 < vs[-1] <= _MAX_HEAD_SIZE:
-        return f"head sizes of 0, or above {_MAX_HEAD_SIZE}"
+    if not 0 < qs[-1] <= MAX_HEAD_SIZE or not 0 < vs[-1] <= MAX_HEAD_SIZE:
+        return f"head sizes of 0, or above {MAX_HEAD_SIZE}"
     if gqa and (len(qs) < 3 or len(ks) < 3 or len(vs) < 3 or ks[-3] != vs[-3] or ks[-3] == 0 or qs[-3] % ks[-3] != 0):
         return "enable_gqa with heads that do not divide"
     batch = batch_shape(qs, ks, vs, gqa)

@@ -61,6 +61,13 @@ def test_ends_in_a_line_for_all(two_kernels, capsys):
     assert capsys.readouterr().out.startswith(f"OK: rapt {rapt.__version__}: 2 kernels, ")
 
 
+def test_names_an_operation_without_a_check(two_kernels, monkeypatch, capsys):
+    monkeypatch.delitem(_check.CHECKS, "merge_states")
+    assert _check.run() == 0
+    first, last = capsys.readouterr().out.splitlines()
+    assert first.startswith("merge_states: not checked: ") and ": 1 kernels, " in last
+
+
 def test_reports_a_kernel_that_crashes(two_kernels, monkeypatch, capsys):
     crashed = subprocess.CompletedProcess([], -4, "", "illegal instruction\n")
     monkeypatch.setattr(_check, "run_child", lambda entry: crashed)

@@ -48,7 +48,7 @@ import sys
 import warnings
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 try:
     import torch
@@ -57,7 +57,7 @@ except ImportError:
 
 import rapt.torch
 from rapt import _chart
-from rapt._attention import KvDtype
+from rapt._codes import KV_DTYPES
 from rapt.bench import ops, report, sets
 from rapt.bench.timing import mean_of, mean_text
 
@@ -91,8 +91,8 @@ def parse_arguments(words: list[str] | None) -> argparse.Namespace:
 
     def caches(text: str) -> list[str]:
         for word in text.split(","):
-            if word not in get_args(KvDtype):
-                raise argparse.ArgumentTypeError(f"{word}; wanted some of {','.join(get_args(KvDtype))}")
+            if word not in KV_DTYPES:
+                raise argparse.ArgumentTypeError(f"{word}; wanted some of {','.join(KV_DTYPES)}")
         return text.split(",")
 
     def output(text: str) -> Path:
@@ -116,7 +116,7 @@ def parse_arguments(words: list[str] | None) -> argparse.Namespace:
     own.add_argument("--lengths", type=lengths, help="of prompts, in tokens: 1k,8k (default: 1k,8k,32k)")
     own.add_argument("--batch", type=count, help="sequences (default: 1)")
     own.add_argument("--tokens", type=count, help="made after each prompt, 4 or more (default: 16)")
-    own.add_argument("--cache", type=caches, help=f"types of quantised caches: {','.join(get_args(KvDtype))}, or several")
+    own.add_argument("--cache", type=caches, help=f"types of quantised caches: {','.join(KV_DTYPES)}, or several")
     own.add_argument("--chunk", type=count, help="tokens of a prompt that are read at a time (default: all, by eager attention 512)")
     own.add_argument("--fill", action="store_true", help="random rows in place of a prompt's")
     own.add_argument("--compiled", action="store_true", help="also the static cache with steps by torch.compile (minutes)")
