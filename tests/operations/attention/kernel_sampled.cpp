@@ -79,7 +79,7 @@ TEST_CASE("sampled types", "[kernel][long]") {
   check_samples(107, 120, {.types = true});
 }
 TEST_CASE("sampled problems of every kind", "[kernel][slow]") {
-  check_samples(106, 400, kEverything);
+  check_samples(106, 200, kEverything);
 }
 
 TEST_CASE("every head size from 1 to 576 in steps", "[kernel]") {

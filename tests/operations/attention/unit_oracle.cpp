@@ -626,7 +626,7 @@ TEST_CASE("oracle: bounds of scores that are further off than float64 has weight
   }
 }
 
-TEST_CASE("compare accepts weights of bf16 over codes, from entries that say so", "[unit]") {
+TEST_CASE("compare accepts weights of bf16 over codes, from entries that say so", "[unit][numbers]") {
   for (const char* words :
        {"kv=f8e4m3 b=2 hq=4 hk=2 sq=40 sk=300 d=64 groups=1 head_scales q_scale",
         "kv=f8e4m3 hq=2 sq=64 sk=256 d=128 dv=40 out=bf16", "kv=i8 hq=2 sq=64 sk=3 d=16 groups=1 head_scales",
@@ -652,7 +652,7 @@ TEST_CASE("compare accepts weights of bf16 over codes, from entries that say so"
   }
 }
 
-TEST_CASE("compare refuses wrong results of bf16 weights over codes", "[unit]") {
+TEST_CASE("compare refuses wrong results of bf16 weights over codes", "[unit][numbers]") {
   const AttentionProblem problem = AttentionProblem::parse(
       "attention q=f8e4m3 kv=f8e4m3 b=2 hq=4 hk=2 sq=40 sk=256 d=64 groups=1 head_scales q_scale lse");
   Case c(problem);

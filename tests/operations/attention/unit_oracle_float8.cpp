@@ -57,7 +57,7 @@ TEST_CASE("compare accepts what tensor cores make of f8e4m3, from entries that s
     }
 }
 
-TEST_CASE("compare accepts f8e4m3 arithmetic on inputs that are hard for it", "[unit]") {
+TEST_CASE("compare accepts f8e4m3 arithmetic on inputs that are hard for it", "[unit][numbers]") {
   // Equal scores, whose roundings are all the same; and values that are all the same, too.
   Case c = case_of("hq=2 sq=3 sk=2500 d=64");
   for (std::int64_t i = 0; i < c.q.size(); ++i) c.q.flat(i) = 0;
