@@ -23,7 +23,7 @@ from pathlib import Path
 
 BRANDS = ("xeon", "epyc", "ryzen", "threadripper", "core", "neoverse", "graviton", "altra")
 PRIVATE = ("host_name",)  # what a machine is called by its owner is nobody else's business
-NOT_PLAIN = ("RAPT_TUNING", "RAPT_GUARDS", "RAPT_ISA", "RAPT_KERNEL")  # figures are of what rapt does by itself
+NOT_PLAIN = ("RAPT_GUARDS", "RAPT_ISA", "RAPT_KERNEL")  # figures are of what rapt does by itself
 BF16_UNITS = {"amx_bf16", "avx512_bf16", "bf16"}
 
 

@@ -212,7 +212,7 @@ Json run_context(const Machine& machine) {
         {{"type", cache.type}, {"level", cache.level}, {"size", cache.bytes}, {"num_sharing", cache.shared_by}});
   }
   Json environment = Json::object();
-  for (const char* name : {"RAPT_ISA", "RAPT_KERNEL", "RAPT_TUNING", "RAPT_GUARDS"}) {
+  for (const char* name : {"RAPT_ISA", "RAPT_KERNEL", "RAPT_GUARDS"}) {
     const char* value = std::getenv(name);
     environment[name] = value == nullptr ? "" : value;
   }
@@ -273,22 +273,6 @@ std::shared_ptr<const std::vector<float>> read_buffer(const Machine& machine) {
   constexpr std::int64_t kMinBytes = std::int64_t{256} << 20;
   const std::int64_t bytes = std::max(kMinBytes, 4 * machine.last_level_bytes());
   return std::make_shared<const std::vector<float>>(static_cast<std::size_t>(bytes) / sizeof(float), 0.5f);
-}
-
-std::vector<TunedValue> tuned_values(const EntryTuning& entry) {
-  std::vector<TunedValue> values;
-  for (const EntryInfo& info : entries())
-    for (const TuningKey& key : tuning_keys())
-      if (info.name == entry.entry && entry.values.*key.value != info.tuning.*key.value)
-        values.push_back({key.name, entry.values.*key.value, info.tuning.*key.value});
-  return values;
-}
-
-std::string tuned_text(const EntryTuning& entry) {
-  std::vector<std::string> texts;
-  for (const TunedValue& v : tuned_values(entry))
-    texts.push_back(fmt::format("{} {} (default {})", v.name, v.value, v.by_default));
-  return fmt::format("{}", fmt::join(texts, ", "));
 }
 
 bool exceeds_memory(const Problem& problem) {

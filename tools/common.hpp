@@ -80,15 +80,6 @@ std::string types_text(const Problem& problem);
 /// What read bandwidth is taken from: the same for all ISAs and threads, so that the figures can be compared.
 std::shared_ptr<const std::vector<float>> read_buffer(const Machine& machine);
 
-/// What plans of an entry go by, where it is not the default.
-struct TunedValue {
-  std::string_view name;
-  std::int64_t value, by_default;
-};
-std::vector<TunedValue> tuned_values(const EntryTuning& entry);
-/// "items_per_worker 8 (default 4), worker_us 5 (default 10)".
-std::string tuned_text(const EntryTuning& entry);
-
 /// Runs `call`. When memory for it cannot be had, throws std::runtime_error that says what the tensors of `problem` and
 /// the workspace of its plan take.
 template <class Call>

@@ -79,14 +79,6 @@ std::vector<ExecutorState> executor_states() {
   return states;
 }
 
-/// Values of entries that are not their defaults.
-Json describe_tuning(const Tuning& tuning) {
-  Json tuned = Json::object();
-  for (const EntryTuning& entry : tuning.entries)
-    for (const TunedValue& value : tuned_values(entry)) tuned[entry.entry][std::string(value.name)] = value.value;
-  return {{"file", tuning.source}, {"entries", tuned}};
-}
-
 /// What an entry is, in fields.
 Json describe(const EntryInfo& entry) {
   Json dtypes = Json::array();
@@ -110,7 +102,7 @@ Json describe(const EntryInfo& entry) {
 }
 
 /// `refusal`: why no context can be made in this environment; empty if one can.
-Json describe_all(const std::string& refusal, const Tuning& tuning) {
+Json describe_all(const std::string& refusal) {
   Json isas = Json::array();
   for (const IsaState& state : isa_states()) {
     isas.push_back({{"name", to_string(state.isa)}, {"usable", state.unusable.empty()}, {"reason", state.unusable}});
@@ -130,7 +122,6 @@ Json describe_all(const std::string& refusal, const Tuning& tuning) {
           {"backends", backends},
           {"executors", executors},
           {"refusal", refusal},
-          {"tuning", describe_tuning(tuning)},
           {"entries", listed}};
 }
 
@@ -138,7 +129,7 @@ void line(std::string_view label, const std::string& text) {
   fmt::print("{:<11} {}\n", label, text);
 }
 
-void print_machine(const Json& info, const Tuning& tuning) {
+void print_machine(const Json& info) {
   const Json& context = info["context"];
   fmt::print("rapt {}, commit {}, compiled with {}\n", context["library_version"].get<std::string>(), kCommit,
              context["compiler"].get<std::string>());
@@ -165,7 +156,6 @@ void print_machine(const Json& info, const Tuning& tuning) {
     const bool none = name == "RAPT_KERNEL" && !named(given);
     line(name, printable(given) + (none ? " (environment): none of the entries below" : " (environment)"));
   }
-  for (const EntryTuning& entry : tuning.entries) line("tuned", entry.entry + ": " + tuned_text(entry));
 }
 
 void print_build(const Json& info) {
@@ -267,15 +257,14 @@ int list_code(const InfoOptions& options) {
 /// An environment that nothing can run in is an error, but what there is instead is what its user looks for.
 int list_all(const InfoOptions& options) {
   std::string refusal;
-  Tuning tuning;
   try {
-    tuning = make_context(options.threads, {}).tuning();
+    make_context(options.threads, {});
   } catch (const Error& error) {
     refusal = error.what();
   }
-  const Json info = describe_all(refusal, tuning);
+  const Json info = describe_all(refusal);
   if (!print_json(options, info)) {
-    print_machine(info, tuning);
+    print_machine(info);
     print_build(info);
   }
   if (refusal.empty()) return kSuccess;

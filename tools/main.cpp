@@ -18,7 +18,6 @@
 #include "demo.hpp"
 #include "info.hpp"
 #include "roofline.hpp"
-#include "tune.hpp"
 
 namespace rapt::tools {
 namespace {
@@ -44,9 +43,6 @@ constexpr const char* kBenchExamples = R"(Examples:
 constexpr const char* kRooflineExamples = R"(Examples:
   rapt roofline --html roofline.html
   rapt roofline --problem "b=1 hq=8 sq=512 d=64" --threads 2 --svg roofline.svg --json roofline.json)";
-constexpr const char* kTuneExamples = R"(Examples:
-  rapt tune --output machine.tuning
-  rapt tune --problem "b=1 hq=8 sq=512 d=64 causal" --threads 4,8)";
 constexpr const char* kDemoExamples = R"(Examples:
   rapt demo
   rapt demo --threads 1)";
@@ -75,7 +71,6 @@ class Arguments {
     add_check(app);
     add_bench(app);
     add_roofline(app);
-    add_tune(app);
     add_demo(app);
   }
 
@@ -167,18 +162,6 @@ class Arguments {
     roofline->callback([this] { command_ = [this] { return run_roofline(roofline_); }; });
   }
 
-  void add_tune(CLI::App& app) {
-    auto* tune = app.add_subcommand("tune", "Measure what plans should go by on this machine, and keep what wins");
-    add_problems(*tune, tune_);
-    tune->add_option("--threads", tune_.threads, "thread counts, for example 4,8 (default: all)")
-        ->delimiter(',')
-        ->check(thread_range());
-    add_min_time(*tune, tune_.min_time, "seconds of each comparison of a problem");
-    tune->add_option("--output", tune_.output_path, "write what wins to this file, for RAPT_TUNING")->type_name("FILE");
-    tune->footer(kTuneExamples);
-    tune->callback([this] { command_ = [this] { return run_tune(tune_); }; });
-  }
-
   void add_demo(CLI::App& app) {
     auto* demo = app.add_subcommand("demo", "Attention of a real language model on real text, checked and timed");
     demo_.data_dir = default_data_dir();
@@ -194,7 +177,6 @@ class Arguments {
   CheckOptions check_;
   BenchOptions bench_;
   RooflineOptions roofline_;
-  TuneOptions tune_;
   DemoOptions demo_{};
   std::function<int()> command_;
 };

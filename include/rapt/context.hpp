@@ -9,7 +9,6 @@
 #include <string_view>
 
 #include "rapt/guards.hpp"
-#include "rapt/tuning.hpp"
 #include "rapt/types.hpp"
 
 namespace rapt {
@@ -58,8 +57,7 @@ struct ContextOptions {
   std::optional<Isa> isa;  ///< highest instruction set to use; default: the environment's RAPT_ISA, else any
   /// Of calls on CUDA memory: the cudaStream_t that their work is queued on; null is the legacy default stream.
   void* stream = nullptr;
-  std::string kernel;            ///< use this entry only; default: the environment's RAPT_KERNEL, else the best
-  std::optional<Tuning> tuning;  ///< of plans; default: of the file that the environment's RAPT_TUNING names, else none
+  std::string kernel;                  ///< use this entry only; default: the environment's RAPT_KERNEL, else the best
   std::optional<Allocator> allocator;  ///< of host memory; default: aligned operator new
   /// Called after dispatch of every call with a one-line text: problem and chosen entry. Must be thread-safe.
   std::function<void(std::string_view)> observer;
@@ -75,11 +73,9 @@ struct ContextOptions {
 /// workspace of one earlier call for the next. After fork() a child that uses a context of its parent runs serially.
 class Context {
  public:
-  /// Throws Error when options or environment ask for an ISA this CPU or build lacks, or for a tuning that was made for
-  /// another machine. The environment, and the file of a tuning, are read here, once.
+  /// Throws Error when options or environment ask for an ISA this CPU or build lacks. The environment is read here,
+  /// once.
   RAPT_API explicit Context(ContextOptions options = {});
-  /// What the context's plans go by; without entries: the defaults.
-  RAPT_API const Tuning& tuning() const noexcept;
 
   struct Impl;
   const Impl& impl() const noexcept { return *impl_; }

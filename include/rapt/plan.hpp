@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "rapt/problem.hpp"
-#include "rapt/tuning.hpp"
 
 namespace rapt {
 
@@ -74,7 +73,6 @@ struct EntryInfo {
   bool dropout = false;                  ///< of attention and its gradients: takes dropout
   std::string unusable;  ///< empty, or why this machine cannot run it, or the OS does not let this process
   std::string opt_in;    ///< empty, or why it runs only where its name, or RAPT_ISA, is forced
-  TuningValues tuning;   ///< what its plans go by, where a context has no other values for it
 };
 
 /// Every entry of this build, in dispatch order.

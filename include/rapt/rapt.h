@@ -114,8 +114,6 @@ typedef struct rapt_context_options {
   void (*observer)(void* user, const char* text);
   void* observer_user;
   void* stream; /* of calls on CUDA memory: the cudaStream_t their work is queued on; NULL: the legacy default stream */
-  /* File of `rapt tune`; "": the defaults; NULL: the one that the environment's RAPT_TUNING names, if any. Copied */
-  const char* tuning;
   /* Checks of every call's numbers: "nan,shadow=16,tolerance=0.5,determinism", or some of these; "": none; NULL: the
    * environment's RAPT_GUARDS, else none. Copied. */
   const char* guards;
@@ -133,8 +131,7 @@ static inline rapt_context_options rapt_context_options_init(void) {
 }
 
 /* Makes a context, which may be used from several threads at once. `options` NULL: the defaults. The environment is
- * read here. Refused when options or environment ask for an ISA or entry this CPU or build lacks, or for a tuning that
- * cannot be read or is not of this machine. */
+ * read here. Refused when options or environment ask for an ISA or entry this CPU or build lacks. */
 RAPT_API rapt_status rapt_context_create(const rapt_context_options* options, rapt_context** context) RAPT_NOEXCEPT;
 /* NULL is fine. No call may be using the context; plans made with it stay valid. */
 RAPT_API void rapt_context_destroy(rapt_context* context) RAPT_NOEXCEPT;

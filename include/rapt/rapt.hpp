@@ -14,5 +14,4 @@
 #include "rapt/score.hpp"
 #include "rapt/task.hpp"
 #include "rapt/tensor.hpp"
-#include "rapt/tuning.hpp"
 #include "rapt/types.hpp"

@@ -9,7 +9,6 @@
 #include "core/process.hpp"
 #include "core/text.hpp"
 #include "dispatch/dispatch.hpp"
-#include "dispatch/tuning.hpp"
 #include "guards/guards.hpp"
 #include "rapt/plan.hpp"
 
@@ -73,21 +72,11 @@ Context::Impl::Impl(ContextOptions given)
     argument = "RAPT_KERNEL";
   }
   if (!options.kernel.empty()) kernel_operation = usable_entry(argument, options.kernel).operation;
-  if (options.tuning) {
-    check(*options.tuning);
-  } else {
-    const char* path = std::getenv("RAPT_TUNING");
-    options.tuning = path != nullptr && *path != '\0' ? read_tuning(path, "RAPT_TUNING=") : Tuning();
-  }
   if (!options.executor) options.executor = tbb_executor();
   guards = ContextGuards::of(*this);
 }
 
 Context::Context(ContextOptions options) : impl_(std::make_shared<const Impl>(std::move(options))) {}
-
-const Tuning& Context::tuning() const noexcept {
-  return *impl_->options.tuning;
-}
 
 const Context& default_context() {
   static const Context context;

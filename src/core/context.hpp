@@ -33,7 +33,7 @@ class Workspace {
 class ContextGuards;  // guards/guards.hpp
 
 struct Context::Impl {
-  ContextOptions options;  // `tuning` has a value
+  ContextOptions options;
   Allocator allocator;
   bool isa_forced = false;                      // by the environment: a lower ISA will not do either
   Operation kernel_operation{};                 // of the entry that `options` force, if they do

@@ -11,7 +11,6 @@ CpuEntry::CpuEntry(const KernelFacts& kernel_facts, const BuiltIsa& built) : bui
   isa = to_string(built.isa);
   unusable = built.unusable;
   denied = built.denied;
-  tuning.worker_us = kWorkerUs;
   if (const char* why = facts.opt_in ? facts.opt_in : built.opt_in) opt_in = std::string("only if forced: ") + why;
 }
 
@@ -26,11 +25,10 @@ int workers_for(double worth, int concurrency, std::int64_t items) {
       std::clamp<std::int64_t>(static_cast<std::int64_t>(workers), 1, std::max<std::int64_t>(items, 1)));
 }
 
-StreamPlan::StreamPlan(const StreamWork& work, double bytes_of_worker, std::int64_t chunks_per_worker, int concurrency)
-    : scratch_bytes(work.scratch_bytes) {
+StreamPlan::StreamPlan(const StreamWork& work, int concurrency) : scratch_bytes(work.scratch_bytes) {
   work_items = work.items;
-  threads = workers_for(work.bytes / bytes_of_worker, concurrency, work.items);
-  items_per_chunk = std::max<std::int64_t>(work.items / (threads * chunks_per_worker), 1);
+  threads = workers_for(work.bytes / kBytesPerWorker, concurrency, work.items);
+  items_per_chunk = std::max<std::int64_t>(work.items / (threads * kChunksPerWorker), 1);
   workspace_bytes = static_cast<std::size_t>(threads) * scratch_bytes;
 }
 

@@ -27,18 +27,12 @@ class CpuEntry : public Entry {
 
 // The bytes that a worker moves, and the FLOPs it computes, in about a microsecond.
 inline constexpr double kBytesPerUs = 12.8e3, kFlopsPerUs = 1e5;
-// Microseconds of work below which waking a worker costs more than it brings.
-inline constexpr std::int64_t kWorkerUs = 10;
-inline double bytes_per_worker(const TuningValues& tuning) {
-  return kBytesPerUs * static_cast<double>(tuning.worker_us);
-}
-inline double flops_per_worker(const TuningValues& tuning) {
-  return kFlopsPerUs * static_cast<double>(tuning.worker_us);
-}
-// The share of L2 that a work item may use for data that it reads repeatedly.
-inline constexpr std::int64_t kL2Percent = 50;
-inline std::size_t item_bytes(const TuningValues& tuning, std::size_t l2_bytes) {
-  return l2_bytes * static_cast<std::size_t>(tuning.l2_percent) / 100;
+// Microseconds of work below which waking a worker costs more than it brings; and the work that is worth one.
+inline constexpr double kWorkerUs = 10;
+inline constexpr double kBytesPerWorker = kBytesPerUs * kWorkerUs, kFlopsPerWorker = kFlopsPerUs * kWorkerUs;
+// What a work item may use of L2 for data that it reads repeatedly.
+inline constexpr std::size_t item_bytes(std::size_t l2_bytes) {
+  return l2_bytes / 2;
 }
 // The number of workers for work that is `worth` so many: at least 1, at most `concurrency` and one per work item.
 int workers_for(double worth, int concurrency, std::int64_t items);
@@ -96,12 +90,12 @@ struct StreamWork {
   std::size_t scratch_bytes;  // of one worker
 };
 
-// The plan of such a problem. Each worker moves `bytes_of_worker` or more.
+// The plan of such a problem. Each worker moves kBytesPerWorker or more.
 struct StreamPlan final : EntryPlan {
   std::int64_t items_per_chunk = 1;  // work items that a worker takes at a time
   std::size_t scratch_bytes = 0;     // of one worker
 
-  StreamPlan(const StreamWork& work, double bytes_of_worker, std::int64_t chunks_per_worker, int concurrency);
+  StreamPlan(const StreamWork& work, int concurrency);
   std::string note() const override;
 };
 
@@ -138,15 +132,11 @@ template <class Params, class Kernel>
 class StreamEntry final : public CpuEntry {
  public:
   StreamEntry(const Kernel& kernel, const BuiltIsa& built, WorkOf<Kernel> work_of)
-      : CpuEntry(kernel.facts, built), kernel_(kernel), work_of_(work_of) {
-    tuning.items_per_worker = kChunksPerWorker;
-  }
+      : CpuEntry(kernel.facts, built), kernel_(kernel), work_of_(work_of) {}
 
   std::string_view refuse(const Problem&, const Context::Impl& context) const override { return refuse_isa(context); }
   std::unique_ptr<EntryPlan> plan(const Problem& problem, const Context::Impl& context) const override {
-    const TuningValues& values = tuning_in(context);
-    return std::make_unique<StreamPlan>(work_of_(problem, kernel_), bytes_per_worker(values), values.items_per_worker,
-                                        context.concurrency());
+    return std::make_unique<StreamPlan>(work_of_(problem, kernel_), context.concurrency());
   }
   std::size_t max_workspace_bytes(const Problem& largest, const Context::Impl& context) const override {
     return static_cast<std::size_t>(context.concurrency()) * work_of_(largest, kernel_).scratch_bytes;
@@ -164,16 +154,13 @@ class StreamEntry final : public CpuEntry {
   const WorkOf<Kernel> work_of_;
 };
 
-// Adds one for each ISA. `same_bits`: whether all give the same, so that tuning may put any first.
+// Adds one for each ISA.
 template <class Params, class Kernels, class Kernel>
 void add_stream_entries(const CpuMachine& machine, Entries& entries, Kernels IsaKernels::*kernels,
-                        StreamWork (*work_of)(const Problem&, const Kernel&), bool same_bits) {
+                        StreamWork (*work_of)(const Problem&, const Kernel&)) {
   for (const BuiltIsa& built : machine.isas)
-    if (const Kernel* kernel = (built.kernels->*kernels).all) {
-      auto entry = std::make_unique<StreamEntry<Params, Kernel>>(*kernel, built, work_of);
-      if (same_bits) entry->tuning.first = 0;
-      entries.push_back(std::move(entry));
-    }
+    if (const Kernel* kernel = (built.kernels->*kernels).all)
+      entries.push_back(std::make_unique<StreamEntry<Params, Kernel>>(*kernel, built, work_of));
 }
 
 }  // namespace rapt::cpu

@@ -53,11 +53,6 @@ std::string_view refusal(const Entry& entry, const Problem& problem, const Conte
   return forced ? std::string_view() : entry.opt_in;
 }
 
-// A forced ISA stays the best that there is.
-bool is_preferred(const Entry& entry, const Context::Impl& context) {
-  return entry.tuning_in(context).first == 1 && !context.isa_forced;
-}
-
 const Backend& backend_of(DeviceType device) {
   for (const BackendOf& backend : kBackends)
     if (backend.device == device) return backend.get();
@@ -77,7 +72,6 @@ EntryInfo info_of(const Backend& backend, const Entry& entry) {
   info.max_value_head_size = std::min(facts.max_value_head_size, facts.max_head_size);
   info.block_q = facts.block_q, info.block_k = facts.block_k, info.dropout = facts.dropout;
   info.unusable = unusable(entry), info.opt_in = entry.opt_in;
-  info.tuning = entry.tuning;
   return info;
 }
 
@@ -93,11 +87,10 @@ std::string entry_name(const KernelFacts& facts, std::string_view isa) {
 
 Choice dispatch(const Problem& problem, const Context::Impl& context) {
   const Backend& backend = backend_of(device_of(problem));
-  for (const bool tuned : {true, false})  // those that the tuning puts first, then all
-    for (const auto& entry : backend.entries)
-      if (entry->facts.operation == operation_of(problem) && (!tuned || is_preferred(*entry, context)) &&
-          refusal(*entry, problem, context).empty() && (!entry->denied || entry->denied(true).empty()))
-        return {&backend, entry.get()};
+  for (const auto& entry : backend.entries)
+    if (entry->facts.operation == operation_of(problem) && refusal(*entry, problem, context).empty() &&
+        (!entry->denied || entry->denied(true).empty()))
+      return {&backend, entry.get()};
   std::string reasons;
   const std::vector<Candidate> all = candidates(problem, context);
   for (const Candidate& c : all) {
@@ -116,10 +109,9 @@ Choice dispatch(const Problem& problem, const Context::Impl& context) {
 
 std::vector<Candidate> candidates(const Problem& problem, const Context::Impl& context) {
   std::vector<Candidate> all;
-  for (const bool tuned : {true, false})
-    for (const auto& entry : backend_of(device_of(problem)).entries)
-      if (entry->facts.operation == operation_of(problem) && is_preferred(*entry, context) == tuned)
-        all.push_back({entry->name, std::string(refusal(*entry, problem, context))});
+  for (const auto& entry : backend_of(device_of(problem)).entries)
+    if (entry->facts.operation == operation_of(problem))
+      all.push_back({entry->name, std::string(refusal(*entry, problem, context))});
   return all;
 }
 

@@ -37,15 +37,8 @@ class Entry {
   std::string unusable;     // why this machine cannot run it; empty if it can
   std::string opt_in;       // why dispatch does not choose it unless it is forced; empty if it may
   Denied denied = nullptr;  // null: the OS has no say
-  TuningValues tuning;      // what its plans go by, unless the context has other values
 
   virtual ~Entry() = default;
-  // This entry's tuning in `context`.
-  const TuningValues& tuning_in(const Context::Impl& context) const {
-    for (const EntryTuning& tuned : context.options.tuning->entries)
-      if (tuned.entry == name) return tuned.values;
-    return tuning;
-  }
   // Why the entry will not take a problem of its operation, as lasting text; empty if it will. What `facts` say has
   // been checked.
   virtual std::string_view refuse(const Problem&, const Context::Impl&) const = 0;

@@ -212,16 +212,6 @@ static void test_isa_and_kernel(void) {
   CHECK(strstr(rapt_last_error(), "no_such_kernel") != NULL);
 }
 
-static void test_tuning(void) {
-  rapt_context* context = NULL;
-  rapt_context_options options = rapt_context_options_init();
-  options.tuning = "/no/such/file";
-  CHECK_REFUSED(rapt_context_create(&options, &context), "/no/such/file");
-  CHECK(context == NULL);
-  options.tuning = ""; /* the defaults */
-  run_with(&options);
-}
-
 static void observe(void* user, const char* text) {
   snprintf(user, 512, "%s", text);
 }
@@ -282,7 +272,6 @@ void test_contexts(void) {
   test_user_executor();
   test_allocator();
   test_isa_and_kernel();
-  test_tuning();
   test_observer();
   test_guards();
 }

@@ -16,7 +16,7 @@ RUN_KEYS = "date host_name cpu num_cpus features caches library_version commit c
 
 
 def rapt(*arguments, **environment):
-    inherited = {name: value for name, value in os.environ.items() if name not in ("RAPT_ISA", "RAPT_KERNEL", "RAPT_TUNING", "RAPT_GUARDS")}
+    inherited = {name: value for name, value in os.environ.items() if name not in ("RAPT_ISA", "RAPT_KERNEL", "RAPT_GUARDS")}
     return subprocess.run([os.environ["RAPT_CLI"], *arguments], capture_output=True, text=True, errors="surrogateescape",
                           env={**inherited, **environment}, check=False)
 

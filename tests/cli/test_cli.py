@@ -75,7 +75,7 @@ class Info(CliTest):
         self.assertRegex(self.run_ok("info", RAPT_GUARDS="nan,shadow=2"), r"(?m)^RAPT_GUARDS nan,shadow=2 \(environment\)$")
         self.assert_usage_error("check", mentions="RAPT_GUARDS: \"nans\"", RAPT_GUARDS="nans")
         context = self.run_json("info", "--problem", PROBLEM, RAPT_GUARDS="nan")["context"]  # as every JSON file has it
-        self.assertEqual(context["environment"], {"RAPT_ISA": "", "RAPT_KERNEL": "", "RAPT_TUNING": "", "RAPT_GUARDS": "nan"})
+        self.assertEqual(context["environment"], {"RAPT_ISA": "", "RAPT_KERNEL": "", "RAPT_GUARDS": "nan"})
 
     def test_environment_is_shown(self):
         name = [isa["name"] for isa in self.run_json("info")["isas"] if isa["usable"]][-1]
@@ -85,8 +85,7 @@ class Info(CliTest):
 class Guide(CliTest):
     """The commands of docs/guide/cli.md do what they say; those that take long are looked at only."""
 
-    SLOW = (["rapt", "check"], ["rapt", "demo"], ["rapt", "roofline", "--html", "roofline.html"],
-            ["rapt", "tune", "--output", "machine.tuning"])
+    SLOW = (["rapt", "check"], ["rapt", "demo"], ["rapt", "roofline", "--html", "roofline.html"])
 
     def commands(self):
         page = Path(__file__).parents[2] / "docs" / "guide" / "cli.md"
@@ -392,66 +391,6 @@ class ProgressBar(CliTest):
             self.assertEqual(rapt(*arguments).stderr, "")
 
 
-class Tune(CliTest):
-    PROBLEM = "index_scores sq=3 sk=9000 h=4 d=32 topk=20 full"
-
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder, self.file = Path(folder.name), Path(folder.name, "machine.tuning")
-
-    def tune(self, *arguments, **environment):
-        result = rapt("tune", "--min-time", "0.001", *arguments, **environment)
-        self.assertEqual((result.returncode, result.stderr), (0, ""), "progress is for terminals only")
-        return result.stdout
-
-    def entry(self, problem):
-        return self.run_json("info", "--problem", problem)["entry"]
-
-    def test_writes_what_contexts_read(self):
-        problems = (PROBLEM, "select_topk rows=30 sk=900 n=20")
-        text = self.tune("--problem", problems[0], "--problem", problems[1], "--output", str(self.file))
-        for problem in problems:
-            self.assertIn(f"\n{self.entry(problem)}\n", text)
-        self.assertIn(f"Written to {self.file}, for RAPT_TUNING={self.file}\n", text)
-        self.assertRegex(text, r"(?m)^  items_per_worker 4 -> 8  +1 of 1   plans  \d+\.\d{3} \+- \d+\.\d{3}  \w+")
-        self.assertEqual(os.listdir(self.folder), ["machine.tuning"])
-        self.assertRegex(self.file.read_text(), r"\A# .*\nformat = 1\nrapt = \d+\.\d+\.\d+\ncpu = .*\nisas = .*\ncpus = \d+\n")
-        info = self.run_json("info", RAPT_TUNING=str(self.file))
-        self.assertEqual(info["tuning"]["file"], str(self.file))
-        # As it would be, had something won.
-        with self.file.open("a") as file:
-            file.write(f"\n[{self.entry(self.PROBLEM)}]\nsplit_keys = 100\nworker_us = 1\nitems_per_worker = 7\n")
-        # Neither a file nor guards, which would say that they do not watch this.
-        text = self.tune("--problem", self.PROBLEM, RAPT_TUNING="/no/such/file", RAPT_GUARDS="shadow=1")
-        self.assertIn("\nGuards are set aside: shadow=1\nRAPT_TUNING is set aside: /no/such/file\n", text)
-        self.assertIn(" -> ", text)
-        info = self.run_json("info", RAPT_TUNING=str(self.file))
-        self.assertEqual(info["tuning"]["entries"][self.entry(self.PROBLEM)], {"worker_us": 1, "items_per_worker": 7, "split_keys": 100})
-        self.assertRegex(self.run_ok("info", RAPT_TUNING=str(self.file)), r"(?m)^tuned +index_scores\S+: .*split_keys 100 \(default 2048\)$")
-        self.assertEqual(self.run_json("info")["tuning"], {"file": "", "entries": {}})
-        plain, tuned = (self.run_json("info", "--problem", self.PROBLEM, "--threads", "1", **environment)
-                        for environment in ({}, {"RAPT_TUNING": str(self.file)}))
-        self.assertEqual((plain["entry"], plain["threads"]), (tuned["entry"], tuned["threads"]))
-        self.run_ok("check", "--problem", self.PROBLEM, RAPT_TUNING=str(self.file))
-
-    def test_files_that_are_not_for_here_are_refused(self):
-        self.tune("--problem", PROBLEM, "--output", str(self.file))
-        text = self.file.read_text()
-        for line, other in {"format = 1": "format = 2", "cpu = ": "cpu = another ", "cpus = ": "cpus = 9"}.items():
-            self.file.write_text(text.replace(line, other))
-            self.assert_usage_error("check", mentions=f"RAPT_TUNING={self.file}:", RAPT_TUNING=str(self.file))
-            self.assertIn(f": {other}", rapt("info", RAPT_TUNING=str(self.file)).stderr)
-        self.assert_usage_error("check", mentions="/no/such/file: a file that cannot be read", RAPT_TUNING="/no/such/file")
-
-    def test_usage(self):
-        self.assert_usage_error("tune", "--output", "/no/such/folder/file", mentions="/no/such/folder/file")
-        self.assert_usage_error("tune", "--problem", "sq=x", mentions="sq=x")
-        self.assert_usage_error("tune", "--min-time", "nan", mentions="--min-time")
-        self.assert_usage_error("tune", "--problem", PROBLEM, mentions="RAPT_KERNEL: ", RAPT_KERNEL=self.entry(PROBLEM))
-        self.assert_usage_error("tune", "--problem", PROBLEM, mentions='RAPT_GUARDS: "foo"', RAPT_GUARDS="foo")
-
-
 class Usage(CliTest):
     def test_errors(self):
         self.assert_usage_error(mentions="subcommand")
@@ -462,7 +401,7 @@ class Usage(CliTest):
         self.assert_usage_error("check", "--problem", "b=1", mentions="b=1")
         self.assert_usage_error("bench", "--set", "endless", mentions="endless")
         self.assert_usage_error("bench", "--set", "quick", "--problem", PROBLEM, mentions="--set")
-        for command in ("info", "check", "bench", "roofline", "tune", "demo"):
+        for command in ("info", "check", "bench", "roofline", "demo"):
             self.assert_usage_error(command, "--threads", "0", mentions="--threads")
             self.assert_usage_error(command, "--threads", "4000", mentions="--threads")
         self.assert_usage_error("bench", "--threads", "1,x", mentions="--threads")
@@ -492,7 +431,7 @@ class Usage(CliTest):
         self.assertRegex(result.stdout, rf"(?m)^RAPT_KERNEL +{re.escape(shown)} \(environment\)")
 
     def test_help(self):
-        for command in ("info", "check", "bench", "roofline", "tune", "demo"):
+        for command in ("info", "check", "bench", "roofline", "demo"):
             self.assertIn("--", self.run_ok(command, "--help"))
             self.assertIn(command, self.run_ok("--help"))
             text = self.run_ok(command, "--help")

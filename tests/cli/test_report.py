@@ -235,10 +235,10 @@ class Measure(Folder):
         result = self.measure("--only", "models", "--machine", "mine")
         self.assertEqual((result.returncode, self.files()), (0, {}))
         self.assertIn("mine-models-2-threads.json: left out, no --python with transformers", result.stdout)
-        self.environment["RAPT_TUNING"] = "machine.tuning"
+        self.environment["RAPT_GUARDS"] = "nan"
         result = self.measure("--only", "models")
         self.assertEqual(result.returncode, 2)
-        self.assertIn("RAPT_TUNING: 'machine.tuning'; wanted an environment without it", result.stderr)
+        self.assertIn("RAPT_GUARDS: 'nan'; wanted an environment without it", result.stderr)
 
     def test_machine_names(self):
         for cpu, name in {"AMD EPYC": "epyc2", "Intel(R) Xeon(R) Processor": "xeon2", "AMD Ryzen 9 7950X 16-Core Processor": "ryzen2",

@@ -34,7 +34,7 @@ struct Item {
 /// All items of a dense call, in the order workers take them.
 std::vector<Item> items(const AttentionProblem& p, const AttentionKernel& kernel, int threads) {
   const AttentionCandidate candidate{&kernel, nullptr};
-  const AttentionPlan plan = plan_attention(p, {&candidate}, default_tuning(kernel), threads, std::size_t{2} << 20);
+  const AttentionPlan plan = plan_attention(p, {&candidate}, threads, std::size_t{2} << 20);
   AttentionParams f{};
   fill_sizes(p, f);
   f.score.modifier_rows = f.score.modifier_keys = kNoLimit;
@@ -183,8 +183,8 @@ TEST_CASE("work list: items even out over workers while they repay what they pre
   AttentionKernel k = kernel();
   const AttentionCandidate candidate{&k, nullptr};
   const auto rows_per_item = [&k, &candidate](const char* text, int threads) {
-    return plan_attention(AttentionProblem::parse(text + std::string(" d=64")), {&candidate}, default_tuning(k),
-                          threads, std::size_t{2} << 20)
+    return plan_attention(AttentionProblem::parse(text + std::string(" d=64")), {&candidate}, threads,
+                          std::size_t{2} << 20)
         .rows_per_item;
   };
   CHECK(rows_per_item("attention hq=8 sq=4096", 16) == 512);  // 4 per worker

@@ -85,7 +85,6 @@ rapt::ContextOptions to_options(const rapt_context_options* given) {
   });
   if (o.has_isa) options.isa = to_enum(o.isa, kLast, "isa");
   if (o.kernel) options.kernel = o.kernel;
-  if (o.tuning) options.tuning = *o.tuning ? rapt::read_tuning(o.tuning) : rapt::Tuning();
   options.stream = o.stream;
   if (o.allocator.allocate || o.allocator.deallocate) {
     non_null(o.allocator.allocate, "allocator.allocate");

@@ -15,7 +15,7 @@ StreamWork work_of(const Problem& problem, const AppendKvKernel& kernel) {
 }  // namespace
 
 void add_append_kv(const CpuMachine& machine, Entries& entries) {
-  add_stream_entries<AppendKvParams>(machine, entries, &IsaKernels::append_kv, work_of, true);
+  add_stream_entries<AppendKvParams>(machine, entries, &IsaKernels::append_kv, work_of);
 }
 
 }  // namespace rapt::cpu

@@ -129,22 +129,19 @@ class AttentionEntry final : public CpuEntry {
  public:
   // `all` are those of the operation in the order that dispatch tries them; `own` is one of them.
   AttentionEntry(const AttentionCandidate& own, AttentionCandidates all)
-      : CpuEntry(own.kernel->facts, *own.built), own_(own), all_(all) {
-    tuning = default_tuning(*own.kernel);
-  }
+      : CpuEntry(own.kernel->facts, *own.built), own_(own), all_(all) {}
 
   std::string_view refuse(const Problem& problem, const Context::Impl& context) const override {
     return cpu::refuse(own_, std::get<AttentionProblem>(problem), all_, context);
   }
   std::unique_ptr<EntryPlan> plan(const Problem& problem, const Context::Impl& context) const override {
     const auto& p = std::get<AttentionProblem>(problem);
-    return std::make_unique<AttentionPlan>(plan_attention(p, choose(own_, p, all_, context), tuning_in(context),
-                                                          context.concurrency(), machine().l2_bytes));
+    return std::make_unique<AttentionPlan>(
+        plan_attention(p, choose(own_, p, all_, context), context.concurrency(), machine().l2_bytes));
   }
   std::size_t max_workspace_bytes(const Problem& largest, const Context::Impl& context) const override {
     const auto& p = std::get<AttentionProblem>(largest);
-    return cpu::max_workspace_bytes(p, choose(own_, p, all_, context), tuning_in(context), context.concurrency(),
-                                    machine().l2_bytes);
+    return cpu::max_workspace_bytes(p, choose(own_, p, all_, context), context.concurrency(), machine().l2_bytes);
   }
 
   void run(const EntryPlan& entry_plan, const Call& call, const Context::Impl& context, const CallTasks* tasks,

@@ -23,7 +23,7 @@ constexpr int kFinerIfKept = 2;
 // The overhead of a work item besides arithmetic and reading: 0.4 us on Zen 2 and 0.6 on a Xeon. And the microseconds
 // of work that are worth a worker (docs/internals/cpu_kernels.md); other operations ask for more.
 constexpr double kItemUs = 0.6;
-constexpr std::int64_t kAttentionWorkerUs = 3;
+constexpr double kAttentionWorkerUs = 3;
 
 double bytes_of_keys(const AttentionProblem& p) {
   return static_cast<double>(p.b * p.hk) * static_cast<double>(p.sk) * static_cast<double>(p.d + p.dv) *
@@ -133,17 +133,8 @@ std::int64_t rows_of_head(const AttentionProblem& problem) {
   return rows_of_batch_element(in_sequences(problem));
 }
 
-TuningValues default_tuning(const AttentionKernel& kernel) {
-  TuningValues tuning;
-  tuning.worker_us = kAttentionWorkerUs;
-  if (takes_whole_heads(kernel)) return tuning;
-  tuning.items_per_worker = kernel.items_per_worker, tuning.min_item_rows = kernel.min_item_rows;
-  tuning.l2_percent = kL2Percent;
-  return tuning;
-}
-
-AttentionPlan plan_attention(const AttentionProblem& problem, const AttentionChoice& choice, const TuningValues& tuning,
-                             int concurrency, std::size_t l2_bytes) {
+AttentionPlan plan_attention(const AttentionProblem& problem, const AttentionChoice& choice, int concurrency,
+                             std::size_t l2_bytes) {
   const AttentionProblem p = in_sequences(problem);
   const AttentionKernel& kernel = *choice.own->kernel;
   AttentionPlan plan;
@@ -154,7 +145,7 @@ AttentionPlan plan_attention(const AttentionProblem& problem, const AttentionCho
   plan.rows_per_item = std::max<std::int64_t>(rows, 1);
   if (!takes_whole_heads(kernel)) {
     const std::int64_t block = kernel.facts.block_q;
-    std::int64_t q_blocks = max_query_blocks(p, kernel, item_bytes(tuning, l2_bytes));
+    std::int64_t q_blocks = max_query_blocks(p, kernel, item_bytes(l2_bytes));
     // Each of several workers gets its share of the items. Where keys are split, an item prepares its keys for itself
     // alone, so the number of items is left to the splits, which cost about the same, and items keep their rows.
     const std::int64_t of_worker = rows * heads * splits / block / concurrency;
@@ -163,9 +154,9 @@ AttentionPlan plan_attention(const AttentionProblem& problem, const AttentionCho
                       p.sk <= kernel.kept_keys(p.d, p.dv);
     const int finer = plan.keeps_keys ? kFinerIfKept : 1;
     const std::int64_t min_query_blocks =
-        std::min<std::int64_t>(tuning.min_item_rows / finer / block, splits > 1 ? of_worker : of_worker / kMinItems);
+        std::min<std::int64_t>(kernel.min_item_rows / finer / block, splits > 1 ? of_worker : of_worker / kMinItems);
     if (concurrency > 1)
-      q_blocks = std::min(q_blocks, std::max(of_worker / (tuning.items_per_worker * finer), min_query_blocks));
+      q_blocks = std::min(q_blocks, std::max(of_worker / (kernel.items_per_worker * finer), min_query_blocks));
     // All items of a head are about equally large.
     const std::int64_t of_head = std::max<std::int64_t>(ceil_div(rows, block), 1);
     const std::int64_t items = ceil_div(of_head, std::max<std::int64_t>(q_blocks, 1));
@@ -180,20 +171,20 @@ AttentionPlan plan_attention(const AttentionProblem& problem, const AttentionCho
 
   const double pairs = static_cast<double>(rows) * static_cast<double>(heads) * static_cast<double>(p.sk);
   const double flops = 2.0 * pairs * static_cast<double>(p.d + p.dv) * (p.causal ? 0.5 : 1.0);
-  const double worth = std::max(flops / flops_per_worker(tuning), bytes_of_keys(p) / bytes_per_worker(tuning)) +
-                       kItemUs * static_cast<double>(plan.work_items) / static_cast<double>(tuning.worker_us);
-  add_workers(plan, p, workers_for(worth, concurrency, plan.work_items));
+  const double us =
+      std::max(flops / kFlopsPerUs, bytes_of_keys(p) / kBytesPerUs) + kItemUs * static_cast<double>(plan.work_items);
+  add_workers(plan, p, workers_for(us / kAttentionWorkerUs, concurrency, plan.work_items));
   return plan;
 }
 
-std::size_t max_workspace_bytes(const AttentionProblem& p, const AttentionChoice& choice, const TuningValues& tuning,
-                                int concurrency, std::size_t l2_bytes) {
+std::size_t max_workspace_bytes(const AttentionProblem& p, const AttentionChoice& choice, int concurrency,
+                                std::size_t l2_bytes) {
   const AttentionKernel& kernel = *choice.own->kernel;
   AttentionPlan plan;
   plan.choice = choice;
   plan.rows_per_item = takes_whole_heads(kernel)
                            ? rows_of_head(p)
-                           : max_query_blocks(p, kernel, item_bytes(tuning, l2_bytes)) * kernel.facts.block_q;
+                           : max_query_blocks(p, kernel, item_bytes(l2_bytes)) * kernel.facts.block_q;
   size_workspace(plan, p, max_partials(p, rows_of_batch_element(p)));
   add_workers(plan, p, concurrency);
   return plan.workspace_bytes;

@@ -44,14 +44,12 @@ inline constexpr std::int64_t kSplitKeys = 512, kSplitAlign = 128;
 std::int64_t max_splits(std::int64_t hk, std::int64_t rows);
 std::int64_t min_split_keys(std::int64_t rows);
 
-// The tuning of plans for `kernel` and its alternatives, unless `rapt tune` has measured another.
-TuningValues default_tuning(const AttentionKernel& kernel);
 // `concurrency`: the most workers the executor offers.
-AttentionPlan plan_attention(const AttentionProblem& problem, const AttentionChoice& choice, const TuningValues& tuning,
-                             int concurrency, std::size_t l2_bytes);
+AttentionPlan plan_attention(const AttentionProblem& problem, const AttentionChoice& choice, int concurrency,
+                             std::size_t l2_bytes);
 // An upper bound on the workspace of all problems that have the same choice of kernels, and are no larger than
 // `largest` in b, sq, sk and ragged rows.
-std::size_t max_workspace_bytes(const AttentionProblem& largest, const AttentionChoice& choice,
-                                const TuningValues& tuning, int concurrency, std::size_t l2_bytes);
+std::size_t max_workspace_bytes(const AttentionProblem& largest, const AttentionChoice& choice, int concurrency,
+                                std::size_t l2_bytes);
 
 }  // namespace rapt::cpu

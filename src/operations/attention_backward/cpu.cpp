@@ -109,21 +109,20 @@ void size_workspace(BackwardPlan& plan, const P& p, const AttentionBackwardKerne
                          plan.row_bytes * static_cast<std::size_t>(p.dsinks + p.dalibi);
 }
 
-BackwardPlan plan_backward(const P& p, const AttentionBackwardKernel& kernel, const TuningValues& tuning,
-                           int concurrency) {
+BackwardPlan plan_backward(const P& p, const AttentionBackwardKernel& kernel, int concurrency) {
   check_items(p);
   BackwardPlan plan;
   plan.chunk_rows = rows_of_chunk(kernel);
   const int64_t heads = p.b * p.hk;
   const double pairs = static_cast<double>(rows_of_head(p)) * static_cast<double>(heads) * static_cast<double>(p.sk);
   const double flops = pairs * static_cast<double>(6 * p.d + 4 * p.dv) * (p.causal ? 0.5 : 1.0);
-  const double worth = std::clamp(flops / flops_per_worker(tuning), 1.0, static_cast<double>(concurrency));
+  const double worth = std::clamp(flops / kFlopsPerWorker, 1.0, static_cast<double>(concurrency));
   // As many ranges of about the same length as keep the workers busy.
   const int64_t most = ceil_div(std::max<int64_t>(p.sk, 1), kBackwardKeys);
-  int64_t ranges = ceil_div(most * kBackwardKeys, max_backward_keys(p, tuning));
+  int64_t ranges = ceil_div(most * kBackwardKeys, max_backward_keys(p));
   if (worth > 1)
-    ranges = std::clamp(ceil_div(static_cast<int64_t>(worth) * tuning.items_per_worker, std::max<int64_t>(heads, 1)),
-                        ranges, most);
+    ranges =
+        std::clamp(ceil_div(static_cast<int64_t>(worth) * kItemsPerWorker, std::max<int64_t>(heads, 1)), ranges, most);
   plan.keys_per_item = ceil_div(most, ranges) * kBackwardKeys;
   const bool few = rows_of_head(p) <= kMaxRowsOfSplits, splits = few || p.ragged_q >= 0;
   const int64_t in_ranges = few ? 1 : items_of(p.sk, plan.keys_per_item);
@@ -251,23 +250,20 @@ struct AttentionBackwardWorkers {
 class AttentionBackwardEntry final : public CpuEntry {
  public:
   AttentionBackwardEntry(const AttentionBackwardKernel& kernel, const BuiltIsa& built)
-      : CpuEntry(kernel.facts, built), kernel_(kernel) {
-    tuning.items_per_worker = kItemsPerWorker, tuning.l2_percent = kL2Percent;
-  }
+      : CpuEntry(kernel.facts, built), kernel_(kernel) {}
 
   std::string_view refuse(const Problem&, const Context::Impl& context) const override { return refuse_isa(context); }
   std::unique_ptr<EntryPlan> plan(const Problem& problem, const Context::Impl& context) const override {
     const auto& p = std::get<P>(problem);
-    const TuningValues& values = tuning_in(context);
     if (!has_positions(p))
-      return std::make_unique<GatheredBackwardPlan>(plan_gathered_backward(p, kernel_, values, context.concurrency()));
-    return std::make_unique<BackwardPlan>(plan_backward(p, kernel_, values, context.concurrency()));
+      return std::make_unique<GatheredBackwardPlan>(plan_gathered_backward(p, kernel_, context.concurrency()));
+    return std::make_unique<BackwardPlan>(plan_backward(p, kernel_, context.concurrency()));
   }
   std::size_t max_workspace_bytes(const Problem& largest, const Context::Impl& context) const override {
     const auto& p = std::get<P>(largest);
     if (!has_positions(p)) {
       GatheredBackwardPlan plan;
-      size_gathered_workspace(plan, p, kernel_, tuning_in(context), context.concurrency());
+      size_gathered_workspace(plan, p, kernel_, context.concurrency());
       return plan.workspace_bytes;
     }
     check_items(p);
@@ -275,7 +271,7 @@ class AttentionBackwardEntry final : public CpuEntry {
     plan.chunk_rows = rows_of_chunk(kernel_);
     plan.threads = context.concurrency();
     const int64_t blocks = ceil_div(std::max<int64_t>(p.sk, 1), kBackwardKeys);
-    plan.keys_per_item = std::min(blocks * kBackwardKeys, max_backward_keys(p, tuning_in(context)));
+    plan.keys_per_item = std::min(blocks * kBackwardKeys, max_backward_keys(p));
     size_workspace(plan, p, kernel_, p.b * p.hk * blocks, blocks > 1, true);
     return plan.workspace_bytes;
   }

@@ -16,10 +16,10 @@ inline std::int64_t rows_of_chunk(const AttentionBackwardKernel& kernel) {
 }
 
 // The most keys of a work item: K, V and their gradients stay in a share of L2, beside a chunk.
-inline std::int64_t max_backward_keys(const AttentionBackwardProblem& p, const TuningValues& tuning) {
+inline std::int64_t max_backward_keys(const AttentionBackwardProblem& p) {
   const auto bytes_of_key = static_cast<std::int64_t>(2 * sizeof(float)) * (p.d + p.dv);
   return std::max<std::int64_t>(
-             static_cast<std::int64_t>(item_bytes(tuning, machine().l2_bytes)) / bytes_of_key / kBackwardKeys, 1) *
+             static_cast<std::int64_t>(item_bytes(machine().l2_bytes)) / bytes_of_key / kBackwardKeys, 1) *
          kBackwardKeys;
 }
 
@@ -40,10 +40,10 @@ struct GatheredBackwardPlan final : EntryPlan {
 };
 
 GatheredBackwardPlan plan_gathered_backward(const AttentionBackwardProblem& p, const AttentionBackwardKernel& kernel,
-                                            const TuningValues& tuning, int concurrency);
+                                            int concurrency);
 // For `threads` workers, if not all of them may be worthwhile.
 void size_gathered_workspace(GatheredBackwardPlan& plan, const AttentionBackwardProblem& p,
-                             const AttentionBackwardKernel& kernel, const TuningValues& tuning, int threads);
+                             const AttentionBackwardKernel& kernel, int threads);
 void run_gathered_backward(const GatheredBackwardPlan& plan, const AttentionBackwardKernel& kernel,
                            const IsaKernels& isa, const AttentionBackwardParams& p, const Context::Impl& context,
                            const CallTasks* tasks, std::byte* workspace);

@@ -159,11 +159,11 @@ std::string GatheredBackwardPlan::note() const {
 }
 
 void size_gathered_workspace(GatheredBackwardPlan& plan, const P& p, const AttentionBackwardKernel& kernel,
-                             const TuningValues& tuning, int threads) {
+                             int threads) {
   plan.threads = threads;
   plan.chunk_rows = rows_of_chunk(kernel);
   const int64_t blocks = ceil_div(std::max<int64_t>(p.sk, 1), kBackwardKeys);
-  plan.keys_per_step = std::min(max_backward_keys(p, tuning), blocks * kBackwardKeys);
+  plan.keys_per_step = std::min(max_backward_keys(p), blocks * kBackwardKeys);
   const int64_t rows = p.hk > 0 ? ceil_div(p.hq / p.hk, plan.chunk_rows) * plan.chunk_rows : 0;
   const double of_pool = 2 * static_cast<double>(p.pool) * static_cast<double>(p.d + p.dv),
                of_worker = 2 * static_cast<double>(p.sk) + static_cast<double>(rows) * static_cast<double>(p.d);
@@ -185,19 +185,18 @@ void size_gathered_workspace(GatheredBackwardPlan& plan, const P& p, const Atten
                          bytes(p.pool * plan.pool.stride + plan.pool.accum_at, sizeof(float));
 }
 
-GatheredBackwardPlan plan_gathered_backward(const P& p, const AttentionBackwardKernel& kernel,
-                                            const TuningValues& tuning, int concurrency) {
+GatheredBackwardPlan plan_gathered_backward(const P& p, const AttentionBackwardKernel& kernel, int concurrency) {
   const double pairs = static_cast<double>(p.b) * static_cast<double>(p.sq) * static_cast<double>(p.hq) *
                        static_cast<double>(p.sk),
                flops = pairs * static_cast<double>(6 * p.d + 4 * p.dv),
                bytes = has_pool_sums(p) ? static_cast<double>(p.hk) * static_cast<double>(p.pool) *
                                               static_cast<double>(p.d + p.dv) * 4
                                         : 0;
-  const double worth = std::clamp(flops / flops_per_worker(tuning) + bytes / bytes_per_worker(tuning), 1.0,
-                                  static_cast<double>(concurrency));
+  const double worth =
+      std::clamp(flops / kFlopsPerWorker + bytes / kBytesPerWorker, 1.0, static_cast<double>(concurrency));
   GatheredBackwardPlan plan;
   plan.work_items = items_of(p);
-  size_gathered_workspace(plan, p, kernel, tuning, workers_for(worth, concurrency, plan.work_items));
+  size_gathered_workspace(plan, p, kernel, workers_for(worth, concurrency, plan.work_items));
   return plan;
 }
 

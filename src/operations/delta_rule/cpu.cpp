@@ -15,9 +15,7 @@ constexpr int64_t kItemsPerWorker = 2;
 class DeltaRuleEntry final : public CpuEntry {
  public:
   DeltaRuleEntry(const DeltaRuleKernel& kernel, const BuiltIsa& built)
-      : CpuEntry(kernel.facts, built), kernel_(kernel) {
-    tuning.items_per_worker = kItemsPerWorker;
-  }
+      : CpuEntry(kernel.facts, built), kernel_(kernel) {}
 
   std::string_view refuse(const Problem& problem, const Context::Impl& context) const override {
     const auto& p = std::get<DeltaRuleProblem>(problem);
@@ -26,13 +24,12 @@ class DeltaRuleEntry final : public CpuEntry {
     return refuse_isa(context);
   }
   std::unique_ptr<EntryPlan> plan(const Problem& problem, const Context::Impl& context) const override {
-    return std::make_unique<StreamPlan>(
-        plan_for(std::get<DeltaRuleProblem>(problem), tuning_in(context), context.concurrency()));
+    return std::make_unique<StreamPlan>(plan_for(std::get<DeltaRuleProblem>(problem), context.concurrency()));
   }
   std::size_t max_workspace_bytes(const Problem& largest, const Context::Impl& context) const override {
     // With one thread an item is a whole state, the largest.
     return static_cast<std::size_t>(context.concurrency()) *
-           plan_for(std::get<DeltaRuleProblem>(largest), tuning, 1).scratch_bytes;
+           plan_for(std::get<DeltaRuleProblem>(largest), 1).scratch_bytes;
   }
   void run(const EntryPlan& entry_plan, const Call& call, const Context::Impl& context, const CallTasks* tasks,
            std::byte* workspace) const override {
@@ -54,20 +51,18 @@ class DeltaRuleEntry final : public CpuEntry {
     const int64_t pieces = (dv + kernel_.columns - 1) / kernel_.columns;
     return (pieces + ranges - 1) / ranges * kernel_.columns;
   }
-  StreamPlan plan_for(const DeltaRuleProblem& p, const TuningValues& values, int concurrency) const {
+  StreamPlan plan_for(const DeltaRuleProblem& p, int concurrency) const {
     const int64_t heads = p.b * p.state_heads(), tokens = p.ragged >= 0 ? p.ragged : p.b * p.t;
     const double state = static_cast<double>(p.d) * static_cast<double>(p.dv),
                  flops = 6 * state * static_cast<double>(tokens) * static_cast<double>(p.state_heads()),
                  bytes = flops / kFlopsPerByte + (p.state ? 8 * state * static_cast<double>(heads) : 0);
-    const auto worth =
-        static_cast<int64_t>(std::clamp(bytes / bytes_per_worker(values), 1.0, static_cast<double>(concurrency)));
+    const auto worth = static_cast<int64_t>(std::clamp(bytes / kBytesPerWorker, 1.0, static_cast<double>(concurrency)));
     int64_t columns = columns_of(p.dv, 1);
-    if (worth > 1 && heads > 0)
-      columns = columns_of(p.dv, std::max<int64_t>(worth * values.items_per_worker / heads, 1));
+    if (worth > 1 && heads > 0) columns = columns_of(p.dv, std::max<int64_t>(worth * kItemsPerWorker / heads, 1));
     const int64_t ranges = (p.dv + columns - 1) / columns, reads = heads > 0 ? p.hq / p.state_heads() : 1;
     const StreamWork work{heads * ranges, bytes,
                           kernel_.scratch_bytes({p.d, std::min(columns, p.dv), std::max<int64_t>(reads, 1)})};
-    return {work, bytes_per_worker(values), kChunksPerWorker, concurrency};
+    return {work, concurrency};
   }
 
   const DeltaRuleKernel& kernel_;

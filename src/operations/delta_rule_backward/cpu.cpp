@@ -91,7 +91,7 @@ class DeltaRuleBackwardEntry final : public CpuEntry {
   std::string_view refuse(const Problem&, const Context::Impl& context) const override { return refuse_isa(context); }
   std::unique_ptr<EntryPlan> plan(const Problem& problem, const Context::Impl& context) const override {
     return std::make_unique<DeltaBackwardPlan>(
-        plan_backward(std::get<P>(problem), kernel_, flops_per_worker(tuning_in(context)), context.concurrency()));
+        plan_backward(std::get<P>(problem), kernel_, kFlopsPerWorker, context.concurrency()));
   }
   std::size_t max_workspace_bytes(const Problem& largest, const Context::Impl& context) const override {
     return plan_backward(std::get<P>(largest), kernel_, 0, context.concurrency()).workspace_bytes;

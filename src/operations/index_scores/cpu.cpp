@@ -14,7 +14,7 @@ using std::int64_t;
 using P = IndexScoresProblem;
 
 constexpr int64_t kItemsPerWorker = 3;  // the fewest per worker, if there are several, so that they finish together
-constexpr int64_t kSplitKeys = 2048;    // the fewest keys of a split; bits do not depend on splits
+constexpr int64_t kSplitKeys = 1024;    // the fewest keys of a split; bits do not depend on splits
 
 // A call's workspace holds the workers' scratch and, if keys are split, a list for every query and split and a counter
 // of finished splits for each block of queries.
@@ -39,17 +39,17 @@ void size_workspace(IndexPlan& plan, const P& p, const IndexScoresKernel& kernel
       static_cast<std::size_t>(plan.threads) * plan.scratch_bytes + plan.list_bytes + plan.counter_bytes;
 }
 
-IndexPlan plan_index(const P& p, const IndexScoresKernel& kernel, const TuningValues& tuning, int concurrency) {
+IndexPlan plan_index(const P& p, const IndexScoresKernel& kernel, int concurrency) {
   IndexPlan plan;
   const double flops = 2.0 * static_cast<double>(p.b) * static_cast<double>(p.sq) * static_cast<double>(p.sk) *
                        static_cast<double>(p.h) * static_cast<double>(p.d) * (p.causal && p.sq == p.sk ? 0.5 : 1.0);
-  const double worth = std::clamp(flops / flops_per_worker(tuning), 1.0, static_cast<double>(concurrency));
-  const int64_t wanted = worth < 2 ? 1 : static_cast<int64_t>(worth) * tuning.items_per_worker;
+  const double worth = std::clamp(flops / kFlopsPerWorker, 1.0, static_cast<double>(concurrency));
+  const int64_t wanted = worth < 2 ? 1 : static_cast<int64_t>(worth) * kItemsPerWorker;
   // The queries of a work item share packed keys, so a work item has as many as leave every worker its work items. If
   // that is not enough work, keys are split.
   plan.tokens = std::clamp<int64_t>(p.b * p.sq / wanted, 1, std::min(kernel.tokens, std::max<int64_t>(p.sq, 1)));
   const int64_t blocks = p.b * ceil_div(p.sq, plan.tokens);
-  const int64_t max_splits = std::max<int64_t>(ceil_div(p.sk, std::max(tuning.split_keys, 2 * p.topk)), 1);
+  const int64_t max_splits = std::max<int64_t>(ceil_div(p.sk, std::max(kSplitKeys, 2 * p.topk)), 1);
   const int64_t splits = std::clamp(ceil_div(wanted, std::max<int64_t>(blocks, 1)), int64_t{1}, max_splits);
   plan.split_keys = round_up(ceil_div(std::max<int64_t>(p.sk, 1), splits), kernel.keys);
   plan.splits = std::max<int64_t>(ceil_div(p.sk, plan.split_keys), 1);
@@ -98,21 +98,19 @@ struct IndexScoresWorkers {
 class IndexScoresEntry final : public CpuEntry {
  public:
   IndexScoresEntry(const IndexScoresKernel& kernel, const BuiltIsa& built)
-      : CpuEntry(kernel.facts, built), kernel_(kernel) {
-    tuning.items_per_worker = kItemsPerWorker, tuning.split_keys = kSplitKeys;
-  }
+      : CpuEntry(kernel.facts, built), kernel_(kernel) {}
 
   std::string_view refuse(const Problem&, const Context::Impl& context) const override { return refuse_isa(context); }
   std::unique_ptr<EntryPlan> plan(const Problem& problem, const Context::Impl& context) const override {
     return std::make_unique<IndexPlan>(
-        plan_index(std::get<IndexScoresProblem>(problem), kernel_, tuning_in(context), context.concurrency()));
+        plan_index(std::get<IndexScoresProblem>(problem), kernel_, context.concurrency()));
   }
   std::size_t max_workspace_bytes(const Problem& largest, const Context::Impl& context) const override {
     // Splits make no more than about twice the items that are wanted.
     IndexPlan plan;
     plan.threads = context.concurrency();
     size_workspace(plan, std::get<IndexScoresProblem>(largest), kernel_,
-                   2 * tuning_in(context).items_per_worker * plan.threads * kernel_.tokens);
+                   2 * kItemsPerWorker * plan.threads * kernel_.tokens);
     return plan.workspace_bytes;
   }
   void run(const EntryPlan& entry_plan, const Call& call, const Context::Impl& context, const CallTasks* tasks,

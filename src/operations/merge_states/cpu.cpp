@@ -19,7 +19,7 @@ StreamWork work_of(const Problem& problem, const MergeStatesKernel& kernel) {
 }  // namespace
 
 void add_merge_states(const CpuMachine& machine, Entries& entries) {
-  add_stream_entries<MergeStatesParams>(machine, entries, &IsaKernels::merge_states, work_of, false);
+  add_stream_entries<MergeStatesParams>(machine, entries, &IsaKernels::merge_states, work_of);
 }
 
 }  // namespace rapt::cpu

@@ -24,7 +24,7 @@ StreamWork work_of(const Problem& problem, const SelectTopkKernel& kernel) {
 }  // namespace
 
 void add_select_topk(const CpuMachine& machine, Entries& entries) {
-  add_stream_entries<SelectTopkParams>(machine, entries, &IsaKernels::select_topk, work_of, true);
+  add_stream_entries<SelectTopkParams>(machine, entries, &IsaKernels::select_topk, work_of);
 }
 
 }  // namespace rapt::cpu
