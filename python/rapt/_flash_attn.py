@@ -18,6 +18,7 @@ from rapt._sdpa import number_of
 
 # How the operators call their arguments, for rapt's names of them.
 _NAMES = {"alibi": "alibi_slopes", "sinks": "s_aux", "scale": "softmax_scale", "window": "window_size"}
+_renamed = _refusals.renamed(**_NAMES)
 _LEARNT = ("q", "k", "v", "alibi_slopes", "s_aux")
 
 
@@ -85,6 +86,9 @@ def _modifiers(
 
 def run(q: Tensor, k: Tensor, v: Tensor, *given: Any, with_lse: bool = False) -> tuple[Tensor, Tensor | None]:
     """The result, and lse or None, of what _modifiers() is given. Rows of no sequence are 0, and their lse -inf."""
+    if torch.is_grad_enabled():
+        with torch.no_grad():
+            return run(q, k, v, *given, with_lse=with_lse)
     out, lse = _result(q, v), None
     cu_seqlens_q, cu_seqlens_k = given[2:4]
     rows, keys = used_rows(q, cu_seqlens_q), used_rows(k, cu_seqlens_k)
@@ -94,9 +98,12 @@ def run(q: Tensor, k: Tensor, v: Tensor, *given: Any, with_lse: bool = False) ->
         out[rows:] = 0
     if keys < k.shape[0]:
         k, v = k[:keys], v[:keys]
-    with torch.no_grad(), _refusals.renamed(**_NAMES):
+    with _renamed:
         made = rapt.attention(
-            *(_heads_first(x) for x in (q, k, v)), **_modifiers(k, *given), out=_heads_first(to), return_lse=with_lse
+            *(_heads_first(q), _heads_first(k), _heads_first(v)),
+            **_modifiers(k, *given),
+            out=_heads_first(to),
+            return_lse=with_lse,
         )
     if with_lse:
         lse = made[1]

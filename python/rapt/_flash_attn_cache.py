@@ -11,6 +11,7 @@ import rapt
 from rapt import _refusals
 from rapt._flash_attn import attend, used_rows
 from rapt._flash_attn_calls import (
+    Options,
     check,
     check_extras,
     check_modifiers,
@@ -21,7 +22,10 @@ from rapt._flash_attn_calls import (
 )
 from rapt._scalars import integer, truth
 
+# How rapt's functions call the arguments, for flash-attn's names of them.
 _NAMES = {"k_new": "k", "v_new": "v", "k": "k_cache", "v": "v_cache", "cu_seqlens": "cu_seqlens_k_new"}
+_NAMES |= {"scale": "softmax_scale", "window": "window_size"}
+_renamed = _refusals.renamed(**_NAMES)
 
 
 def flash_attn_with_kvcache(
@@ -98,20 +102,17 @@ def flash_attn_with_kvcache(
         if block_table is not None:
             raise ValueError("page_table: got a tensor with block_table; wanted one of them: they are two names")
         block_table = page_table
-    tensors = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "k": k, "v": v, "cache_batch_idx": cache_batch_idx}
-    tensors |= {"cache_leftpad": cache_leftpad, "block_table": block_table, "cu_seqlens_q": cu_seqlens_q}
-    tensors |= {"cu_seqlens_k_new": cu_seqlens_k_new, "rotary_seqlens": rotary_seqlens, "alibi_slopes": alibi_slopes}
-    tensors |= {"s_aux": s_aux, "rotary_cos": rotary_cos, "rotary_sin": rotary_sin}
-    if isinstance(cache_seqlens, Tensor):
-        tensors["cache_seqlens"] = cache_seqlens
-    _check_shapes(tensors)
-    _check_pairs(tensors, cache_seqlens is not None)
+    usual: dict[str, Any] = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "k": k, "v": v, "block_table": block_table}
+    usual["cache_seqlens"] = cache_seqlens
+    rare: dict[str, Any] = {"cache_batch_idx": cache_batch_idx, "cache_leftpad": cache_leftpad, "cu_seqlens_q": cu_seqlens_q}
+    rare |= {"cu_seqlens_k_new": cu_seqlens_k_new, "rotary_seqlens": rotary_seqlens, "alibi_slopes": alibi_slopes}
+    rare |= {"s_aux": s_aux, "rotary_cos": rotary_cos, "rotary_sin": rotary_sin}
+    plain = _check(usual, rare)
     batch = q.shape[0] if cu_seqlens_q is None else max(cu_seqlens_q.shape[0] - 1, 0)
-    _check_batch(batch, tensors)
     table = "block_table"
     if cache_batch_idx is not None:
         block_table, table = cache_batch_idx[:, None], "cache_batch_idx"  # a cache is a page
-    elif block_table is None:
+    elif block_table is None and k_cache.shape[0] != batch:
         k_cache, v_cache = k_cache[:batch], v_cache[:batch]
     if cache_seqlens is None:
         cache_seqlens = k_cache.shape[1] * (1 if block_table is None else block_table.shape[1])
@@ -120,6 +121,8 @@ def flash_attn_with_kvcache(
         if not 0 <= length < 2**63:
             raise ValueError(f"cache_seqlens: got {length}; wanted 0 or more, in 64 bits")
         cache_seqlens = torch.full((batch,), length, dtype=torch.int64, device=q.device)
+    if plain:
+        return _attend_now(q, k_cache, v_cache, k, v, cache_seqlens, block_table, given, return_softmax_lse)
     lengths = cache_seqlens
     if k is not None and v is not None:
         if rotary_cos is not None and rotary_sin is not None:
@@ -128,7 +131,8 @@ def flash_attn_with_kvcache(
             q = _rotated(q, begin, cu_seqlens_q, each, rotary_cos, rotary_sin, rotary_interleaved)
             k = _rotated(k, begin, cu_seqlens_k_new, True, rotary_cos, rotary_sin, rotary_interleaved)
         with _refusals.renamed(block_table=table):
-            _append(k, v, k_cache, v_cache, cache_seqlens, block_table, cu_seqlens_k_new)
+            new = (k, v, k_cache, v_cache, cache_seqlens, block_table, cu_seqlens_k_new)
+            (_append_now if _refusals.is_eager(*new) else _append_operator)(*new)
         lengths = lengths + (k.shape[1] if cu_seqlens_k_new is None else cu_seqlens_k_new.diff())
     with _refusals.renamed(k="k_cache", v="v_cache", block_table=table):
         out, lse, _ = attend(
@@ -137,6 +141,50 @@ def flash_attn_with_kvcache(
             with_lse=return_softmax_lse,
         )
     return out if lse is None else (out, returned(lse))
+
+
+_passed: set[tuple[Any, ...]] = set()  # _signature() of calls that passed all checks: a decoding loop repeats them
+_MOST_PASSED = 1024
+
+
+def _check(usual: dict[str, Any], rare: dict[str, Any]) -> bool:
+    """Raises where arguments are wrong, or do not fit each other. Whether they are known to be eager, without gradients."""
+    signature = _signature(usual, rare)
+    if signature is not None and signature in _passed:
+        return True
+    begun = usual["cache_seqlens"] is not None
+    tensors = usual | rare
+    if not isinstance(tensors["cache_seqlens"], Tensor):
+        del tensors["cache_seqlens"]
+    _check_shapes(tensors)
+    _check_pairs(tensors, begun)
+    borders = tensors["cu_seqlens_q"]
+    _check_batch(tensors["q"].shape[0] if borders is None else max(borders.shape[0] - 1, 0), tensors)
+    if signature is None:
+        return False
+    if len(_passed) >= _MOST_PASSED:
+        _passed.clear()
+    _passed.add(signature)
+    return True
+
+
+def _signature(usual: dict[str, Any], rare: dict[str, Any]) -> tuple[Any, ...] | None:
+    """All that the checks depend on; None where that is more than the types and shapes of plain tensors."""
+    if _refusals.is_traced():
+        return None
+    for x in rare.values():
+        if x is not None:
+            return None
+    grad = torch.is_grad_enabled()
+    parts: list[Any] = []
+    for x in usual.values():
+        if x is None or type(x) is int:
+            parts.append(type(x))
+        elif _refusals.is_plain(x) and not (grad and x.requires_grad):
+            parts += (x.shape, x.dtype)
+        else:
+            return None
+    return tuple(parts)
 
 
 def _check_shapes(x: dict[str, Tensor | None]) -> None:
@@ -228,19 +276,6 @@ def _rotated(
     return torch.cat((turned.to(x.dtype), rest), -1)
 
 
-def _append(
-    k: Tensor,
-    v: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    cache_seqlens: Tensor,
-    block_table: Tensor | None,
-    cu_seqlens: Tensor | None,
-) -> None:
-    inputs = (k, v, k_cache, v_cache, cache_seqlens, block_table, cu_seqlens)
-    (_append_now if _refusals.is_eager(*inputs) else _append_operator)(*inputs)
-
-
 def _append_now(
     k: Tensor,
     v: Tensor,
@@ -250,21 +285,69 @@ def _append_now(
     block_table: Tensor | None,
     cu_seqlens: Tensor | None,
 ) -> None:
+    if torch.is_grad_enabled():
+        with torch.no_grad():
+            return _append_now(k, v, k_cache, v_cache, cache_seqlens, block_table, cu_seqlens)
     if cu_seqlens is None:
         k, v = k.transpose(1, 2), v.transpose(1, 2)
     else:
         rows = used_rows(k, cu_seqlens)
         k, v = k[:rows], v[:rows]
     keys, values = k_cache.transpose(1, 2), v_cache.transpose(1, 2)
-    lengths: dict[str, Any] = {"cache_seqlens": cache_seqlens, "block_table": block_table, "cu_seqlens": cu_seqlens}
-    with torch.no_grad():
-        if block_table is None or not _share_pages(k_cache, v_cache):
-            with _refusals.renamed(**_NAMES):
-                rapt.append_kv(k, v, keys, values, **lengths)
-            return
-        for name, new, cache in (("k", k, keys), ("v", v, values)):  # a cache whose values are its keys is written once
-            with _refusals.renamed(**_NAMES | {"k_new": name, "v_new": name, "k": name + "_cache", "v": name + "_cache"}):
-                rapt.append_kv(new, new, cache, cache, **lengths)
+    _append_rows(k, v, keys, values, cache_seqlens, block_table, cu_seqlens)
+
+
+def _append_rows(
+    k: Tensor,
+    v: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    cache_seqlens: Tensor,
+    block_table: Tensor | None,
+    cu_seqlens: Tensor | None = None,
+) -> None:
+    """Of tensors with heads before rows."""
+    if block_table is None or not _share_pages(keys, values):
+        with _renamed:
+            rapt.append_kv(k, v, keys, values, cache_seqlens, block_table=block_table, cu_seqlens=cu_seqlens)
+        return
+    for name, new, cache in (("k", k, keys), ("v", v, values)):  # a cache whose values are its keys is written once
+        with _refusals.renamed(**_NAMES | {"k_new": name, "v_new": name, "k": name + "_cache", "v": name + "_cache"}):
+            rapt.append_kv(new, new, cache, cache, cache_seqlens, block_table=block_table, cu_seqlens=cu_seqlens)
+
+
+def _attend_now(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor | None,
+    v: Tensor | None,
+    lengths: Tensor,
+    block_table: Tensor | None,
+    given: Options,
+    with_lse: bool,
+) -> Any:
+    """What is left of a call whose arguments are known to be right and plain: few steps, as they cost more than the
+    kernels of a small call."""
+    keys, values = k_cache.transpose(1, 2), v_cache.transpose(1, 2)
+    if k is not None and v is not None:
+        _append_rows(k.transpose(1, 2), v.transpose(1, 2), keys, values, lengths, block_table)
+        lengths = lengths + k.shape[1]
+    out = q.new_empty((*q.shape[:-1], v_cache.shape[-1]))
+    with _renamed:
+        made = rapt.attention(
+            *(q.transpose(1, 2), keys, values),
+            causal=given.causal,
+            align="bottom_right",
+            window=given.window,
+            scale=given.scale,
+            softcap=given.softcap or None,
+            cache_seqlens=lengths,
+            block_table=block_table,
+            out=out.transpose(1, 2),
+            return_lse=with_lse,
+        )
+    return (out, returned(made[1])) if with_lse else out
 
 
 def _share_pages(k_cache: Tensor, v_cache: Tensor) -> bool:

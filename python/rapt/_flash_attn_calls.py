@@ -33,14 +33,15 @@ class Options(NamedTuple):
 
 
 def options(softmax_scale: Any, causal: Any, window_size: Any, softcap: Any, dropout_p: Any = 0.0) -> Options:
-    cap = real("softcap", softcap) or 0.0
+    cap = (softcap if type(softcap) is float else real("softcap", softcap)) or 0.0
     if cap != 0 and not 1e-30 <= cap <= 1e30:
         raise ValueError(f"softcap: got {softcap}; wanted 0 (none), or 1e-30 to 1e30")
     # Of `self.training and 0.1` it may be False.
     share = 0.0 if dropout_p is False or dropout_p is None else real("dropout_p", dropout_p)
     if share is None or not 0 <= share <= 1:
         raise ValueError(f"dropout_p: got {dropout_p}; wanted 0 to 1")
-    return Options(finite("softmax_scale", softmax_scale), truth("causal", causal), _window(window_size), cap, share)
+    scale = None if softmax_scale is None else finite("softmax_scale", softmax_scale)
+    return Options(scale, truth("causal", causal), _window(window_size), cap, share)
 
 
 def _window(given: Any) -> tuple[int, int]:
@@ -49,8 +50,10 @@ def _window(given: Any) -> tuple[int, int]:
         return -1, -1
     if not isinstance(given, (tuple, list)) or len(given) != 2:
         raise TypeError(f"window_size: got {given!r}; wanted {wanted}")
-    left, right = (-1 if side is None else integer("window_size", side) for side in given)
-    if not -1 <= min(left, right) <= max(left, right) < 2**63:
+    left, right = given
+    if type(left) is not int or type(right) is not int:
+        left, right = (-1 if side is None else integer("window_size", side) for side in given)
+    if not (-1 <= left < 2**63 and -1 <= right < 2**63):
         raise ValueError(f"window_size: got {given!r}; wanted {wanted}")
     return left, right
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -249,16 +247,19 @@ def check_memory(named: dict[str, Tensor | None]) -> None:
             raise TypeError(f"{name}: got a FakeTensor; wanted one with memory: of rapt.mla, attention alone is made of operators")
 
 
-@contextmanager
-def renamed(**names: str) -> Iterator[None]:
+class renamed:
     """Calls of rapt's own functions in here refuse arguments under the names that the caller's function has for them."""
-    try:
-        yield
-    except (TypeError, ValueError) as error:
-        name, colon, rest = str(error).partition(": ")
-        if not colon or name not in names:
-            raise
-        raise type(error)(f"{names[name]}: {rest}") from None
+
+    def __init__(self, **names: str) -> None:
+        self.names = names
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: Any) -> None:
+        if isinstance(error, (TypeError, ValueError)):
+            name, colon, rest = str(error).partition(": ")
+            if colon and name in self.names:
+                raise type(error)(f"{self.names[name]}: {rest}") from None
 
 
 def _is_transformed(x: Tensor) -> bool:
@@ -287,14 +288,27 @@ def is_batched(t: Tensor | None) -> bool:
 def is_eager(*tensors: Tensor | None) -> bool:
     """True where the kernel may be called without PyTorch's dispatcher: nobody traces, transforms or wraps, and no tensor
     is one that the dispatcher makes memory for (negated when it is read, or all zeros)."""
-    traced = torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
-    if traced or torch._C._len_torch_dispatch_stack() > 0:
+    if is_traced():
         return False
-    return all(
-        t is None
-        or ((type(t) is Tensor or type(t) is torch.nn.Parameter) and not t.is_neg() and not t._is_zerotensor())
-        for t in tensors
-    )
+    for t in tensors:
+        if t is None:
+            continue
+        if (type(t) is not Tensor and type(t) is not torch.nn.Parameter) or t.is_neg() or t._is_zerotensor():
+            return False
+    return True
+
+
+def is_traced() -> bool:
+    traced = torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+    return traced or torch._C._len_torch_dispatch_stack() > 0
+
+
+def is_plain(x: Any) -> bool:
+    """Whether check_tensors() and is_eager() are sure to let x pass, in code that is not traced: a tensor on the CPU."""
+    functorch = torch._C._functorch
+    if type(x) is not Tensor or not x.is_cpu or x.layout is not torch.strided or x.is_nested or x.is_neg() or x._is_zerotensor():
+        return False
+    return forward_ad._current_level < 0 and not functorch.is_gradtrackingtensor(x) and not functorch.is_batchedtensor(x)
 
 
 def needs_grad(*tensors: Tensor | None) -> bool:

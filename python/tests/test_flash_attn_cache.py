@@ -6,6 +6,7 @@ import random
 import pytest
 import torch
 from flash_attn_reference import DTYPES, LSE, OUT, near, one, randn
+from rapt import _flash_attn_cache
 from rapt.flash_attn import flash_attn_with_kvcache
 
 pytestmark = pytest.mark.usefixtures("seeded_and_without_fallbacks")
@@ -177,6 +178,26 @@ def test_caches_in_one_tensor():
     assert torch.equal(overlapping, results[0]) and torch.equal(pool[6, 5:8], k[0]) and torch.equal(pool[5, 4:7], v[1])
 
 
+@pytest.mark.parametrize("paged", [False, True])
+def test_repeated_calls_take_a_short_way(paged, monkeypatch):
+    q, k, v, pool = randn(2, 3, 4, 32), randn(2, 3, 2, 32), randn(2, 3, 2, 32), randn(9, 16, 2, 32)
+    lengths, table = torch.tensor([5, 12], dtype=torch.int32), torch.tensor([[6, 0], [2, 4]], dtype=torch.int32)
+    options = {"causal": True, "window_size": (9, 0), "softcap": 5.0, "softmax_scale": 0.1, "return_softmax_lse": True}
+    made, short = [], _flash_attn_cache._attend_now
+    calls = []
+    monkeypatch.setattr(_flash_attn_cache, "_attend_now", lambda *given: calls.append(1) or short(*given))
+    for repeat in range(3):
+        if repeat == 2:
+            monkeypatch.setattr(_flash_attn_cache, "_signature", lambda *_: None)
+        rows = pool.clone()
+        caches = (rows[:-1], rows[1:]) if paged else (rows[:2], rows[2:4])  # of pages, those of a pool with both
+        place = {"cache_seqlens": lengths, "block_table": table if paged else None}
+        made.append((*flash_attn_with_kvcache(q, *caches, k, v, **place, **options), *caches))
+    assert len(calls) == 2
+    for x, y, z in zip(*made):
+        assert torch.equal(x, z) and torch.equal(y, z)
+
+
 def test_compiled_without_breaks():
     q, k, v = randn(2, 3, 4, 32), randn(2, 3, 2, 32), randn(2, 3, 2, 32)
     cos, sin = randn(40, 8), randn(40, 8)
@@ -247,6 +268,7 @@ INDEX = torch.tensor([0, 1], dtype=torch.int32)
     ],
 )
 def test_bad_input_writes_nothing(change, error, message):
+    flash_attn_with_kvcache(**CALL)  # its checks are not made again
     call = CALL | {name: CALL[name].clone() for name in ("k_cache", "v_cache")} | {"k": NEW + 1, "v": NEW + 1} | change
     with pytest.raises(error, match=message):
         flash_attn_with_kvcache(**call)
