@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from html import escape
 from typing import Any
 
@@ -66,26 +67,40 @@ def svg(context: dict[str, Any], rows: list[dict[str, Any]]) -> str:
 
 def generation_svg(context: dict[str, Any], rows: list[dict[str, Any]]) -> str:
     """Tokens per second by context length: a bar for each attention and cache, drawn to the longest of its type and threads."""
+    title = "Generation: tokens per second by context length"
+    return _rates(title, context, rows, "tokens_per_s", lambda row: row["model"], lambda row: f"{row['length']} tokens")
+
+
+def engines_svg(context: dict[str, Any], rows: list[dict[str, Any]]) -> str:
+    """Requests or texts per second: a bar for each attention, drawn to the longest of its engine, type and threads."""
+    title = "Engines: requests or texts per second"
+    return _rates(title, context, rows, "per_s", lambda row: f"{row['engine']}, {row['unit']}/s", lambda row: row["load"])
+
+
+def _rates(
+    title: str, context: dict[str, Any], rows: list[dict[str, Any]], value: str, group_of: Callable[[Any], str], part_of: Callable[[Any], str]
+) -> str:
+    """A bar of row[value] for each row's side. Rows of a group have one scale, those of a part of it lie together."""
     sides = list(dict.fromkeys(row["side"] for row in rows))
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in rows:
-        groups.setdefault((row["model"], row["dtype"], row["threads"]), []).append(row)
-    height = HEAD + 20 + sum(30 + BAR * len(group) + GAP * len({row["length"] for row in group}) for group in groups.values())
-    parts = _head("Generation: tokens per second by context length", context, height)
+        groups.setdefault((group_of(row), row["dtype"], row["threads"]), []).append(row)
+    height = HEAD + 20 + sum(30 + BAR * len(group) + GAP * len({part_of(row) for row in group}) for group in groups.values())
+    parts = _head(title, context, height)
     y = HEAD - 16
-    for (model, dtype, threads), group in groups.items():
-        parts.append(f'<text x="16" y="{y + 20}" font-weight="600">{escape(model)}, {title_of(dtype, threads)}</text>')
+    for (name, dtype, threads), group in groups.items():
+        parts.append(f'<text x="16" y="{y + 20}" font-weight="600">{escape(name)}, {title_of(dtype, threads)}</text>')
         y += 30
-        most, length = max(row["tokens_per_s"] for row in group), None
+        most, part = max(row[value] for row in group), ""
         for row in group:
-            if row["length"] != length:
+            if part_of(row) != part:
                 y += GAP
-                length = row["length"]
-                parts.append(f'<text x="16" y="{y + 13}">{length} tokens</text>')
-            wide, color = BARS * row["tokens_per_s"] / most, COLORS[sides.index(row["side"]) % len(COLORS)]
+                part = part_of(row)
+                parts.append(f'<text x="16" y="{y + 13}">{escape(part)}</text>')
+            wide, color = BARS * row[value] / most, COLORS[sides.index(row["side"]) % len(COLORS)]
             parts.append(f'<text x="{LABELS - 10}" y="{y + 13}" text-anchor="end">{escape(row["side"])}</text>')
             parts.append(f'<rect x="{LABELS}" y="{y + 2}" width="{wide:.1f}" height="{BAR - 4}" fill="{color}"/>')
-            text = f"{row['tokens_per_s']:.4g} ({row['speedup_best']:.2f}×)"
+            text = f"{row[value]:.4g} ({row['speedup_best']:.2f}×)"
             parts.append(f'<text x="{LABELS + wide + 8:.1f}" y="{y + 13}">{text}</text>')
             y += BAR
     return "\n".join([*parts, "</svg>", ""])

@@ -2,6 +2,7 @@
 makes of given times."""
 
 import dataclasses
+import importlib.util
 import json
 import math
 import os
@@ -422,8 +423,53 @@ def test_generation_times_nothing_where_tokens_differ(monkeypatch):
         bench.main([*GENERATE, "--lengths", "20"])
 
 
+ENGINES = ["--engines", "--quick", "--threads", "1", "--samples", "1", "--seconds", "0", "--batch", "2", "--tokens", "3", "--texts", "5"]
+
+
+def test_engines(tmp_path, capsys, monkeypatch):
+    engines = pytest.importorskip("rapt.bench.engines", reason="needs transformers")
+    files, there = (tmp_path / "engines.json", tmp_path / "engines.svg"), importlib.util.find_spec("sentence_transformers")
+    bench.main([*ENGINES, "--lengths", "9,20", "--json", str(files[0]), "--svg", str(files[1])])
+    rows = json.loads(files[0].read_text())["rows"]
+    loads = ["2 of 9 tokens, 3 more", "2 of 20 tokens, 3 more", *["5 of 3 to 500 tokens"] * bool(there)]
+    assert [(row["dtype"], row["load"], row["side"]) for row in rows] == [
+        (dtype, load, side) for dtype in ("f32", "bf16") for load in loads for side in ("sdpa", "rapt_flash")
+    ]
+    for row in rows:
+        assert row["run"]["samples"] == 1 and row["speedup"] > 0
+        assert row["per_s"] == pytest.approx(1e3 * (2 if row["unit"] == "requests" else 5) / row["run"]["median_ms"])
+        if row["unit"] == "requests":
+            assert row["tokens_per_s"] == pytest.approx(3 * row["per_s"])
+    text = " ".join(t.data for t in nodes(xml.dom.minidom.parse(str(files[1]))))
+    assert "continuous batching, requests/s, bf16, 1 thread" in text and all(load in text for load in loads)
+    printed = capsys.readouterr().out
+    assert "requests, texts/s" in printed and len(engines.cells_of(rows[0])) == len(engines.HEAD)
+    assert there or "Left out: sentence-transformers is not installed: pip install 'sentence-transformers>=" in printed
+
+
+def test_engines_time_nothing_where_results_differ(monkeypatch):
+    engines = pytest.importorskip("rapt.bench.engines", reason="needs transformers")
+    monkeypatch.setattr(engines, "ENGINES", [engines.ContinuousBatching])
+    monkeypatch.setattr(engines, "SIDES", ("sdpa", "sdpa"))
+    with pytest.raises(SystemExit, match="--engines: continuous batching did not call rapt: nothing is timed"):
+        bench.main([*ENGINES, "--lengths", "9"])
+    run, made = engines.ContinuousBatching._run, []
+
+    def wrong(self, prompts, tokens):
+        made.append(run(self, prompts, tokens))
+        return [[token + len(made) for token in each] for each in made[-1]]
+
+    monkeypatch.setattr(engines.ContinuousBatching, "_run", wrong)
+    with pytest.raises(SystemExit, match="gives the tokens .* in fp32, and sdpa .*: nothing is timed"):
+        bench.main([*ENGINES, "--lengths", "9"])
+
+
 @pytest.mark.parametrize("words, said", [
-    (["--lengths", "1k"], "--lengths: wanted --generate with it"),
+    (["--lengths", "1k"], "--lengths: wanted --generate or --engines with it"),
+    (["--generate", "--texts", "9"], "--texts: wanted --engines with it"),
+    (["--engines", "--cache", "i8"], "--cache: wanted --generate with it"),
+    (["--engines", "--seeds", "4"], "--seeds: has no meaning with --engines"),
+    (["--engines", "--device", "cuda"], "--device: cuda; wanted cpu with --engines"),
     (["--models", "--cache", "i8"], "--cache: wanted --generate with it"),
     (["--generate", "--lengths", "1"], "--lengths: 1; wanted numbers of tokens from 2, for example 1k,8k"),
     (["--generate", "--lengths", "1m"], "--lengths: 1m; wanted numbers of tokens from 2"),
@@ -434,7 +480,7 @@ def test_generation_times_nothing_where_tokens_differ(monkeypatch):
     (["--generate", "--model", "deepseek", "--cache", "i8"], "--cache: its layers compute with cached rows"),
     (["--generate", "--model", "bert"], "argument --model: invalid choice: 'bert'"),
 ])  # fmt: skip
-def test_wrong_options_of_generation(words, said, capsys):
+def test_wrong_options_of_generation_and_engines(words, said, capsys):
     with pytest.raises(SystemExit) as stop:
         bench.main(words)
     assert stop.value.code == 2 and said in capsys.readouterr().err
@@ -442,7 +488,7 @@ def test_wrong_options_of_generation(words, said, capsys):
 
 @pytest.mark.parametrize(
     "words, missing, command",
-    [([], "torch", "pip install torch"), *(([word], "transformers", "pip install 'transformers") for word in ("--models", "--generate"))],
+    [([], "torch", "pip install torch"), *(([word], "transformers", "pip install 'transformers") for word in ("--models", "--generate", "--engines"))],
 )
 def test_what_is_missing_is_named(words, missing, command, tmp_path):
     (tmp_path / f"{missing}.py").write_text("raise ImportError")

@@ -37,6 +37,11 @@ not quantise have to give the same tokens in fp32. Then all take turns, token by
 "times as fast" is the first side's time over this one's, "cache MB" keys and values, "peak MB" by what the process's resident peak grew
 while the prompt was read and a token made. A ratio that is noisy is marked. With --fill caches are filled with random rows in place of a
 prompt's, and there is no time to the first token.
+
+Engines (--engines): transformers' continuous batching, --batch requests of --lengths tokens each and --tokens more, and
+sentence-transformers, --texts texts of mixed lengths, on models of random weights. "sdpa" and "rapt_flash" take turns run by run on the
+same model, after both gave the same tokens, or embeddings, in fp32. "tokens/s" are tokens that are made, by sentence-transformers read.
+Rates are those of the median run. An engine that is not installed is left out, and named.
 """
 
 from __future__ import annotations
@@ -66,7 +71,8 @@ EXAMPLES = """examples:
   python -m rapt.bench --set quick
   python -m rapt.bench --set paper --dtype f32,bf16,f16 --threads 1,2 --json paper.json --svg paper.svg
   python -m rapt.bench --models --json models.json
-  python -m rapt.bench --generate --lengths 1k,8k --cache i8 --json generation.json --svg generation.svg"""
+  python -m rapt.bench --generate --lengths 1k,8k --cache i8 --json generation.json --svg generation.svg
+  python -m rapt.bench --engines --threads 1,2 --json engines.json --svg engines.svg"""
 
 
 def parse_arguments(words: list[str] | None) -> argparse.Namespace:
@@ -109,13 +115,15 @@ def parse_arguments(words: list[str] | None) -> argparse.Namespace:
     what.add_argument("--problem", action="append", help='attention alone: "b=1 hq=8 sq=512 d=64 causal"; may be given again')
     what.add_argument("--models", action="store_true", help="whole models (needs transformers)")
     what.add_argument("--generate", action="store_true", help="generation of text (needs transformers)")
+    what.add_argument("--engines", action="store_true", help="engines that serve models (needs transformers)")
     parser.add_argument("--train", action="store_true", help="with --models: steps of training in place of forwards")
-    parser.add_argument("--quick", action="store_true", help="with --models and --generate: small models")
-    own = parser.add_argument_group("with --generate")
+    parser.add_argument("--quick", action="store_true", help="with --models, --generate and --engines: small models")
+    own = parser.add_argument_group("with --generate, the first four also with --engines")
+    own.add_argument("--lengths", type=lengths, help="of prompts, in tokens: 1k,8k (default: 1k,8k,32k; of --engines: 500)")
+    own.add_argument("--batch", type=count, help="sequences, or requests (default: 1; of --engines: 16)")
+    own.add_argument("--tokens", type=count, help="made after each prompt, 4 or more (default: 16; of --engines: 33)")
+    own.add_argument("--texts", type=count, help="with --engines only: for sentence-transformers (default: 400)")
     own.add_argument("--model", choices=GENERATED, help=f"what the model is like (default: {GENERATED[0]})")
-    own.add_argument("--lengths", type=lengths, help="of prompts, in tokens: 1k,8k (default: 1k,8k,32k)")
-    own.add_argument("--batch", type=count, help="sequences (default: 1)")
-    own.add_argument("--tokens", type=count, help="made after each prompt, 4 or more (default: 16)")
     own.add_argument("--cache", type=caches, help=f"types of quantised caches: {','.join(KV_DTYPES)}, or several")
     own.add_argument("--chunk", type=count, help="tokens of a prompt that are read at a time (default: all, by eager attention 512)")
     own.add_argument("--fill", action="store_true", help="random rows in place of a prompt's")
@@ -124,37 +132,41 @@ def parse_arguments(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--dtype", type=dtypes, help="f32, bf16, f16, or several (default: each problem's own; of models: f32,bf16)")
     parser.add_argument("--threads", type=counts, help="of the CPU: 1,2 (default: PyTorch's number; of --models: 1, 2 and that)")
     parser.add_argument("--seeds", type=count, default=3, help="different inputs of each shape (default: %(default)s)")
-    parser.add_argument("--seconds", type=float, help="time for a row's samples, paused or not (default: 0.9; of --models: 2, of --generate: 10)")
+    parser.add_argument("--seconds", type=float, help="time for a row's samples, paused or not (default: 0.9; of --models: 2, of --generate: 10, of --engines: 60)")
     parser.add_argument("--samples", type=count, default=5, help="least number of samples of a side (default: %(default)s)")
     parser.add_argument("--sample-ms", type=float, default=4.0, help="least time of a sample (default: %(default)s)")
     parser.add_argument("--no-math", action="store_true", help="leave out PyTorch's math backend")
     parser.add_argument("--no-memory", action="store_true", help="leave out the measurement of memory")
     parser.add_argument("--json", type=output, help="also write everything to this file")
-    parser.add_argument("--svg", type=output, help="also draw a chart into this file, of attention alone or of --generate")
+    parser.add_argument("--svg", type=output, help="also draw a chart into this file, but for --models")
     options = parser.parse_args(words)
-    if options.quick and not (options.models or options.generate):
-        parser.error("--quick: wanted --models or --generate with it; of attention alone there is --set quick")
+    if options.quick and not (options.models or options.generate or options.engines):
+        parser.error("--quick: wanted --models, --generate or --engines with it; of attention alone there is --set quick")
     if options.train and not options.models:
         parser.error("--train: wanted --models with it")
     if options.svg and options.models:
         parser.error("--svg: there is no chart of --models; wanted --json")
-    defaults = {"model": GENERATED[0], "lengths": [1 << 10, 1 << 13, 1 << 15], "batch": 1, "tokens": 16}
+    defaults: dict[str, Any] = {"model": GENERATED[0], "lengths": [1 << 10, 1 << 13, 1 << 15], "batch": 1, "tokens": 16}
     defaults |= {"cache": [], "chunk": None, "fill": False, "compiled": False}
-    for name, default in defaults.items():
-        if options.generate:
-            setattr(options, name, default if getattr(options, name) is None else getattr(options, name))
+    engines: dict[str, Any] = {"lengths": [500], "batch": 16, "tokens": 33, "texts": 400}
+    word = "--generate" if options.generate else "--engines"
+    chosen = defaults if options.generate else engines if options.engines else {}
+    for name in defaults | engines:
+        if name in chosen:
+            setattr(options, name, chosen[name] if getattr(options, name) is None else getattr(options, name))
         elif getattr(options, name):
-            parser.error(f"--{name}: wanted --generate with it")
+            wanted = " or ".join(way for way, names in (("--generate", defaults), ("--engines", engines)) if name in names)
+            parser.error(f"--{name}: wanted {wanted} with it")
     alone = ("seeds", "sample_ms", "no_math", "no_memory")
-    for name in alone if options.generate else ():
+    for name in alone if chosen else ():
         if getattr(options, name) != parser.get_default(name):
-            parser.error(f"--{name.replace('_', '-')}: has no meaning with --generate; wanted it without")
+            parser.error(f"--{name.replace('_', '-')}: has no meaning with {word}; wanted it without")
     if options.generate and options.tokens < 4:
         parser.error(f"--tokens: {options.tokens}; wanted 4 or more")
     if options.cache and options.model == "deepseek":
         parser.error("--cache: its layers compute with cached rows, which may not be codes; wanted another --model")
-    if options.generate and options.device == "cuda":
-        parser.error("--device: cuda; wanted cpu with --generate")
+    if chosen and options.device == "cuda":
+        parser.error(f"--device: cuda; wanted cpu with {word}")
     if options.device == "cuda":
         if options.threads:
             parser.error("--threads: of the CPU; wanted without --device cuda")
@@ -166,8 +178,7 @@ def parse_arguments(words: list[str] | None) -> argparse.Namespace:
     usual = sorted({1, min(2, most), most}) if options.models else [most]
     options.threads = [None] if options.device == "cuda" else options.threads or usual
     options.cases, options.left_out = [], []
-    whole = options.models or options.generate
-    if whole:
+    if options.models or chosen:
         options.dtype = options.dtype or ["f32", "bf16"]
     else:
         try:
@@ -180,24 +191,26 @@ def parse_arguments(words: list[str] | None) -> argparse.Namespace:
         if not options.cases:
             parser.error(f"{options.left_out[0]}: scaled_dot_product_attention has no counterpart; wanted some problem that has")
     if options.seconds is None:
-        options.seconds = 2.0 if options.models else 10.0 if options.generate else 0.9
+        options.seconds = 2.0 if options.models else 10.0 if options.generate else 60.0 if options.engines else 0.9
     return options
 
 
 def main(words: list[str] | None = None) -> None:
     options = parse_arguments(words)
     what = "training of whole models" if options.train else "whole models" if options.models else "" if options.problem else options.set
-    what = "generation" if options.generate else what
+    what = "generation" if options.generate else "engines" if options.engines else what
     context = report.context_of(options.device) | {"seeds": options.seeds, "set": what, "left_out": options.left_out}
     part: Any = ops
-    if options.models or options.generate:
+    if options.models or options.generate or options.engines:
         try:
             import transformers
         except ImportError:
-            option = "--models" if options.models else "--generate"
+            option = next(f"--{name}" for name in ("models", "generate", "engines") if getattr(options, name))
             sys.exit(f"rapt.bench {option} runs models of transformers, which is not installed: pip install 'transformers>=5.23'")
         if options.models:
             from rapt.bench import models as part
+        elif options.engines:
+            from rapt.bench import engines as part
         else:
             from rapt.bench import generate as part
 
@@ -225,7 +238,7 @@ def main(words: list[str] | None = None) -> None:
         document = {"context": context, "rows": rows, "summary": summary}
         options.json.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     if options.svg:
-        draw = _chart.generation_svg if options.generate else _chart.svg
+        draw = _chart.generation_svg if options.generate else _chart.engines_svg if options.engines else _chart.svg
         options.svg.write_text(draw(context, rows), encoding="utf-8")
     for line, group in zip(summary, groups.values()):
         print(f"\n{_chart.title_of(line['dtype'], line['threads'])}:\n")

@@ -63,11 +63,11 @@ MODELS: dict[str, tuple[str, Callable[[bool], Any]]] = {
 CHECKED = 8  # tokens
 
 
-def build(name: str, quick: bool) -> Any:
-    """The model in fp32, attending by "sdpa" if it can, else by "eager"."""
+def build(name: str, quick: bool, **sizes: int) -> Any:
+    """The model in fp32, attending by "sdpa" if it can, else by "eager". `sizes` of its config come before the usual ones."""
     torch.manual_seed(0)
     config, more = MODELS[name]
-    made = getattr(_hf, config)(**_COMMON | (_SMALL | _FEW if quick else _SIZES | _HEADS) | more(quick))
+    made = getattr(_hf, config)(**_COMMON | (_SMALL | _FEW if quick else _SIZES | _HEADS) | more(quick) | sizes)
     cls = _hf.MODEL_FOR_CAUSAL_LM_MAPPING[type(made)]
     return cls._from_config(made, attn_implementation="sdpa" if cls._supports_sdpa else "eager").eval()
 
