@@ -12,6 +12,7 @@ from rapt import _refusals
 from rapt._flash_attn import attend, used_rows
 from rapt._flash_attn_calls import (
     Options,
+    Passed,
     check,
     check_extras,
     check_modifiers,
@@ -19,6 +20,7 @@ from rapt._flash_attn_calls import (
     check_without_gradients,
     options,
     returned,
+    signature_of,
 )
 from rapt._scalars import integer, truth
 
@@ -104,9 +106,9 @@ def flash_attn_with_kvcache(
         block_table = page_table
     usual: dict[str, Any] = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "k": k, "v": v, "block_table": block_table}
     usual["cache_seqlens"] = cache_seqlens
-    rare: dict[str, Any] = {"cache_batch_idx": cache_batch_idx, "cache_leftpad": cache_leftpad, "cu_seqlens_q": cu_seqlens_q}
-    rare |= {"cu_seqlens_k_new": cu_seqlens_k_new, "rotary_seqlens": rotary_seqlens, "alibi_slopes": alibi_slopes}
-    rare |= {"s_aux": s_aux, "rotary_cos": rotary_cos, "rotary_sin": rotary_sin}
+    rare: dict[str, Any] = {"cache_batch_idx": cache_batch_idx, "cache_leftpad": cache_leftpad}
+    rare |= {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k_new": cu_seqlens_k_new, "rotary_seqlens": rotary_seqlens}
+    rare |= {"alibi_slopes": alibi_slopes, "s_aux": s_aux, "rotary_cos": rotary_cos, "rotary_sin": rotary_sin}
     plain = _check(usual, rare)
     batch = q.shape[0] if cu_seqlens_q is None else max(cu_seqlens_q.shape[0] - 1, 0)
     table = "block_table"
@@ -143,14 +145,13 @@ def flash_attn_with_kvcache(
     return out if lse is None else (out, returned(lse))
 
 
-_passed: set[tuple[Any, ...]] = set()  # _signature() of calls that passed all checks: a decoding loop repeats them
-_MOST_PASSED = 1024
+_passed = Passed()
 
 
 def _check(usual: dict[str, Any], rare: dict[str, Any]) -> bool:
-    """Raises where arguments are wrong, or do not fit each other. Whether they are known to be eager, without gradients."""
-    signature = _signature(usual, rare)
-    if signature is not None and signature in _passed:
+    """Raises where arguments are wrong, or do not fit each other. True of tensors that are known to be plain."""
+    signature = signature_of(usual.values(), rare.values())
+    if signature in _passed:
         return True
     begun = usual["cache_seqlens"] is not None
     tensors = usual | rare
@@ -160,31 +161,7 @@ def _check(usual: dict[str, Any], rare: dict[str, Any]) -> bool:
     _check_pairs(tensors, begun)
     borders = tensors["cu_seqlens_q"]
     _check_batch(tensors["q"].shape[0] if borders is None else max(borders.shape[0] - 1, 0), tensors)
-    if signature is None:
-        return False
-    if len(_passed) >= _MOST_PASSED:
-        _passed.clear()
-    _passed.add(signature)
-    return True
-
-
-def _signature(usual: dict[str, Any], rare: dict[str, Any]) -> tuple[Any, ...] | None:
-    """All that the checks depend on; None where that is more than the types and shapes of plain tensors."""
-    if _refusals.is_traced():
-        return None
-    for x in rare.values():
-        if x is not None:
-            return None
-    grad = torch.is_grad_enabled()
-    parts: list[Any] = []
-    for x in usual.values():
-        if x is None or type(x) is int:
-            parts.append(type(x))
-        elif _refusals.is_plain(x) and not (grad and x.requires_grad):
-            parts += (x.shape, x.dtype)
-        else:
-            return None
-    return tuple(parts)
+    return _passed.add(signature)
 
 
 def _check_shapes(x: dict[str, Tensor | None]) -> None:

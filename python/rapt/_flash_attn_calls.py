@@ -3,6 +3,7 @@ flash-attn's."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -120,6 +121,50 @@ def check_without_gradients(why: str, **tensors: Tensor | None) -> None:
         if x is not None and x.requires_grad:
             wanted = "one that does not, or torch.no_grad()"
             raise NotImplementedError(f"{name}: got a tensor that requires grad; wanted {wanted}: {why}")
+
+
+Signature = tuple[Any, ...]
+
+
+def signature_of(usual: Iterable[Any], rare: Iterable[Any]) -> Signature | None:
+    """All that the checks of a call's arguments depend on; None where that is more than types and shapes: where not all
+    tensors are plain and without gradients, or one of `rare` is given."""
+    if _refusals.is_traced():
+        return None
+    for x in rare:
+        if x is not None:
+            return None
+    grad = torch.is_grad_enabled()
+    parts: list[Any] = []
+    for x in usual:
+        if x is None or type(x) is int:
+            parts.append(type(x))
+        elif _refusals.is_plain(x) and not (grad and x.requires_grad):
+            parts += (x.shape, x.dtype)
+        else:
+            return None
+    return tuple(parts)
+
+
+class Passed:
+    """Signatures of calls that passed all checks, which loops repeat: in small calls checks cost more than the kernel."""
+
+    _MOST = 1024
+
+    def __init__(self) -> None:
+        self._signatures: set[Signature] = set()
+
+    def __contains__(self, signature: Signature | None) -> bool:
+        return signature is not None and signature in self._signatures
+
+    def add(self, signature: Signature | None) -> bool:
+        """Whether there is one."""
+        if signature is None:
+            return False
+        if len(self._signatures) >= self._MOST:
+            self._signatures.clear()
+        self._signatures.add(signature)
+        return True
 
 
 def returned(lse: Tensor) -> Tensor:

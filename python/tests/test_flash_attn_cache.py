@@ -188,7 +188,7 @@ def test_repeated_calls_take_a_short_way(paged, monkeypatch):
     monkeypatch.setattr(_flash_attn_cache, "_attend_now", lambda *given: calls.append(1) or short(*given))
     for repeat in range(3):
         if repeat == 2:
-            monkeypatch.setattr(_flash_attn_cache, "_signature", lambda *_: None)
+            monkeypatch.setattr(_flash_attn_cache, "signature_of", lambda *_: None)
         rows = pool.clone()
         caches = (rows[:-1], rows[1:]) if paged else (rows[:2], rows[2:4])  # of pages, those of a pool with both
         place = {"cache_seqlens": lengths, "block_table": table if paged else None}

@@ -43,13 +43,21 @@ def language_models(name):
 def layouts():
     """What each call of attention over sequences got: borders, lengths and table."""
     seen = []
-    attend = _flash_attn.attend
+    attend, attend_now = _flash_attn.attend, _flash_attn_cache._attend_now
 
     def record(tensors, *options, **others):
         seen.append([None if x is None else tuple(x.shape) for x in tensors[5:9]])
         return attend(tensors, *options, **others)
 
-    with mock.patch.object(_flash_attn, "attend", record), mock.patch.object(_flash_attn_cache, "attend", record):
+    def record_now(q, k_cache, v_cache, k, v, lengths, table, *options):
+        seen.append([None, None, tuple(lengths.shape), None if table is None else tuple(table.shape)])
+        return attend_now(q, k_cache, v_cache, k, v, lengths, table, *options)
+
+    with (
+        mock.patch.object(_flash_attn, "attend", record),
+        mock.patch.object(_flash_attn_cache, "attend", record),
+        mock.patch.object(_flash_attn_cache, "_attend_now", record_now),
+    ):
         yield seen
 
 
@@ -308,12 +316,6 @@ def test_refusals():
             forward(layer, q, k, v, mask, **keywords)
     with pytest.raises(ValueError, match="cu_seq_lens_k: got None for 4 queries and 9 keys"):
         forward(layer, q[:, :, :4], k, v, None, cu_seq_lens_q=two)
-
-
-@pytest.mark.parametrize("model_type", ["paligemma", "qwen2_vl"])
-def test_models_of_several_kinds_of_layers(model_type):
-    outcome = model_sweep.classify(model_type, "rapt_flash")
-    assert outcome.kind == "right", str(outcome)
 
 
 @pytest.mark.parametrize(
