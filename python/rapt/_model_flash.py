@@ -213,6 +213,10 @@ def forward(
         attention_mask = _borders_of_positions(kwargs.get("position_ids"), query.shape[2], key.shape[2])
     sinks = sinks if s_aux is None else s_aux
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+    if not causal and sliding_window is not None and sliding_window == _window_of(getattr(module, "config", None)):
+        # Masks of both sides show distances of up to the config's window. Layers hand over one more (ModernBERT), as one
+        # that counts the row itself, or forget to (T5Gemma).
+        sliding_window += 1
     modified = position_bias is not None or indices is not None or (sinks is not None and sinks.dim() > 1)
     scale = None if scaling is None else float(scaling)
     call = _Call(query, key, value, attention_mask, causal, sliding_window, scale, softcap, sinks, dropout, modified)

@@ -347,6 +347,8 @@ def is_refusal(error):
     frame = error.__traceback__
     while frame.tb_next is not None:
         frame = frame.tb_next
+    if "attn_implementation=" in str(error) and isinstance(error, ValueError):  # transformers' own, of a config
+        return True
     return frame.tb_frame.f_globals.get("__name__") in ("rapt.transformers", "rapt._model_keywords", "rapt._model_flash")
 
 
