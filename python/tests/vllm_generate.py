@@ -1,0 +1,72 @@
+"""Runs models through vLLM and writes what they give: vllm_generate.py FOLDER NAME... (one engine after another, in one process).
+
+FOLDER/NAME is the model; FOLDER/out.RAPT_VLLM.json gets {NAME: {"tokens" or "vectors", "taken": layers by rapt, "left": others}}.
+"""
+
+import gc
+import json
+import os
+import random
+import sys
+import time
+
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+
+# Keyword arguments of engines, beside those that all have.
+ENGINES = {
+    "llama": {"block_size": 32, "enable_prefix_caching": True, "max_num_batched_tokens": 128},  # prompts in chunks
+    "llama80": {"block_size": 16},
+    "deepseek": {"block_size": None},  # vLLM's CPU backend has one size
+    "qwen3_next": {"block_size": None, "dtype": "bfloat16"},  # vLLM's operators have no other type
+    "llama_fp8": {"kv_cache_dtype": "fp8_e4m3"},
+}
+LENGTHS = (5, 17, 64, 130, 257, 33)
+
+
+def layers(model):
+    """Of each layer's attention, whether rapt computes it."""
+    return [
+        type(module.impl).__module__.startswith("rapt.") and not getattr(module.impl, "left", "")
+        for module in model.modules()
+        if hasattr(module, "impl")
+    ]
+
+
+def run(folder, name):
+    from vllm import LLM, SamplingParams
+
+    given = {"dtype": "float32", "block_size": 64, "enable_prefix_caching": False} | ENGINES.get(name, {})
+    llm = LLM(
+        os.path.join(folder, name.removesuffix("_fp8")),
+        enforce_eager=True,
+        max_model_len=1024,
+        max_num_seqs=8,
+        disable_log_stats=True,
+        **given,
+    )
+    random.seed(1)
+    prompts = [{"prompt_token_ids": [random.randrange(3, 512) for _ in range(n)]} for n in LENGTHS]
+    if name == "bert":
+        made = {"vectors": [list(o.outputs.embedding) for o in llm.embed(prompts, use_tqdm=False)]}
+    else:
+        sampling = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+        first, again = (llm.generate(prompts, sampling, use_tqdm=False) for _ in range(2))  # the second with prefixes in the cache
+        made = {"tokens": [[list(o.outputs[0].token_ids) for o in outputs] for outputs in (first, again)]}
+    taken = llm.apply_model(layers)[0]
+    return made | {"taken": sum(taken), "left": len(taken) - sum(taken)}
+
+
+if __name__ == "__main__":
+    folder, *names = sys.argv[1:]
+    results = {}
+    for name in names:
+        begin = time.time()
+        try:
+            results[name] = run(folder, name)
+        except Exception as error:  # the others go on
+            results[name] = {"error": f"{type(error).__name__}: {error}"[-2000:]}
+        print(f"{name}: {time.time() - begin:.1f} s", file=sys.stderr, flush=True)
+        gc.collect()
+    with open(os.path.join(folder, f"out.{os.environ['RAPT_VLLM']}.json"), "w") as file:
+        json.dump(results, file)
