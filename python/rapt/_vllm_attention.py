@@ -129,25 +129,21 @@ class Impl(CPUAttentionBackendImpl):
         output_block_scale: Tensor | None = None,
     ) -> Tensor:
         """query [tokens, hq, d], key and value [tokens, hk, d], kv_cache [pages, hk, page_size, 2 * d], output [tokens, hq, d]."""
-        encoder = self.attn_type in _ENCODERS
         if attn_metadata is None or output_scale is not None or output_block_scale is not None or self.left:
-            writes = attn_metadata is not None and not encoder and self.kv_sharing_target_layer_name is None
-            if writes and key is not None and value is not None:
-                self.do_kv_cache_update(layer, key, value, kv_cache, attn_metadata.slot_mapping)
-            return super().forward(
-                layer, query, key, value, kv_cache, attn_metadata, output, output_scale, output_block_scale
-            )
+            return self._leave(layer, query, key, value, kv_cache, attn_metadata, output, output_scale, output_block_scale)
         m, n = attn_metadata, attn_metadata.num_actual_tokens
         if n != query.shape[0]:
             query, output = query[:n], output[:n]
-        if encoder:
+        if self.attn_type in _ENCODERS:
+            assert key is not None and value is not None
             self._attend(query, key[:n], value[:n], output, m.causal, m.query_start_loc, cu_seqlens_k=m.query_start_loc)
             return output
         keys, values = self._pages(kv_cache)
         if key is not None and value is not None and self.kv_sharing_target_layer_name is None:
+            new = min(key.shape[0], m.slot_mapping.shape[0])  # both may be padded
             if m.places is None:
-                m.places = Places.of(m.slot_mapping[: key.shape[0]], keys.shape[2])
-            m.places.write(key[: m.slot_mapping.shape[0]], value[: m.slot_mapping.shape[0]], keys, values)
+                m.places = Places.of(m.slot_mapping[:new], keys.shape[2])
+            m.places.write(key[:new], value[:new], keys, values)
         if m.dynamic_causal is None:
             self._attend(
                 query, keys, values, output, m.causal, m.query_start_loc, cache_seqlens=m.seq_lens, block_table=m.block_table
@@ -161,7 +157,13 @@ class Impl(CPUAttentionBackendImpl):
             self._attend(query[rows], keys, values, output[rows], bool(causal), borders, **lengths)
         return output
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, causal: bool, borders: Tensor, **keys: Tensor) -> None:
+    def _leave(self, layer: Any, query: Tensor, key: Any, value: Any, kv_cache: Tensor, attn_metadata: Any, *rest: Any) -> Tensor:
+        if attn_metadata is not None and key is not None and self.kv_sharing_target_layer_name is None:
+            self.do_kv_cache_update(layer, key, value, kv_cache, attn_metadata.slot_mapping)  # does nothing for encoders
+        result: Tensor = super().forward(layer, query, key, value, kv_cache, attn_metadata, *rest)
+        return result
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, causal: bool, borders: Tensor, **keys: Any) -> None:
         window = None
         if self.sliding_window > 0:
             window = (self.sliding_window - 1, 0 if causal else self.sliding_window - 1)

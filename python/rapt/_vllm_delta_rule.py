@@ -14,6 +14,7 @@ from rapt._vllm_log import say_left, say_taken
 
 _chunk = ops.chunk_gated_delta_rule_cpu
 _recurrent = ops.fused_sigmoid_gating_delta_rule_update_cpu
+_speculative = ops.fused_sigmoid_gating_delta_rule_update_spec_cpu
 _STATES = (torch.float32, torch.bfloat16)
 
 
@@ -61,6 +62,23 @@ def chunk(
     return out, initial_state
 
 
+def _gated(
+    A_log: Tensor, dt_bias: Tensor, q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, pool: Tensor, l2norm: bool, **batch: Any
+) -> Tensor:
+    out: Tensor = rapt.delta_rule(
+        *(q, k, v, a, b),
+        initial_state=pool,
+        final_state=pool,
+        l2norm_qk=l2norm,
+        beta_sigmoid=True,
+        gate=True,
+        a_log=A_log.float(),
+        dt_bias=dt_bias.float(),
+        **batch,
+    )
+    return out
+
+
 def recurrent(
     A_log: Tensor,
     dt_bias: Tensor,
@@ -76,28 +94,43 @@ def recurrent(
     softplus_beta: float = 1.0,
     softplus_threshold: float = 20.0,
 ) -> Tensor:
-    """Decoding: one token of each sequence, q, k [1, tokens, hk, K], v [1, tokens, hv, V], gates a and b [tokens, hv] before
-    softplus and sigmoid. Updates the states that are listed. Returns [tokens, 1, hv, V]."""
-    tokens = q.shape[0] * q.shape[1]
-    single = cu_seqlens.shape[0] - 1 == tokens
-    values = {"softplus_beta": (softplus_beta, 1.0), "tokens of a sequence being one": (single, True)}
-    if not _taken(initial_state_source, **values):
-        given = (A_log, dt_bias, q, k, v, a, b, initial_state_source, initial_state_indices, cu_seqlens)
-        result: Tensor = _recurrent(*given, use_qk_l2norm_in_kernel, softplus_beta, softplus_threshold)
+    """Decoding: q, k [1, tokens, hk, K], v [1, tokens, hv, V], a and b [tokens, hv] before softplus and sigmoid. Updates the states
+    that are listed. Returns [tokens, 1, hv, V]."""
+    gates = (A_log, dt_bias, q, k, v)
+    if not _taken(initial_state_source, softplus_beta=(softplus_beta, 1.0)):
+        given = (*gates, a, b, initial_state_source, initial_state_indices, cu_seqlens, use_qk_l2norm_in_kernel)
+        result: Tensor = _recurrent(*given, softplus_beta, softplus_threshold)
         return result
-    out: Tensor = rapt.delta_rule(
-        *(x.reshape(tokens, 1, *x.shape[2:]) for x in (q, k, v)),
-        *(x.reshape(tokens, 1, x.shape[-1]) for x in (a, b)),
-        initial_state=initial_state_source,
-        final_state=initial_state_source,
-        state_slots=initial_state_indices,
-        l2norm_qk=use_qk_l2norm_in_kernel,
-        beta_sigmoid=True,
-        gate=True,
-        a_log=A_log.float(),
-        dt_bias=dt_bias.float(),
-    )
-    return out
+    batch = {"state_slots": initial_state_indices, "cu_seqlens": cu_seqlens}
+    return _gated(*gates, a[None], b[None], initial_state_source, use_qk_l2norm_in_kernel, **batch).transpose(0, 1)
+
+
+def speculative(
+    A_log: Tensor,
+    dt_bias: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    initial_state_source: Tensor,
+    spec_state_indices: Tensor,
+    num_accepted_tokens: Tensor,
+    cu_seqlens: Tensor,
+    use_qk_l2norm_in_kernel: bool,
+    softplus_beta: float = 1.0,
+    softplus_threshold: float = 20.0,
+) -> Tensor:
+    """Drafts: q, k [tokens, hk, K], v [tokens, hv, V]. Sequence i starts from the state in slot
+    spec_state_indices[i, num_accepted_tokens[i] - 1]; the state after its token j goes to slot spec_state_indices[i, j].
+    Returns [tokens, hv, V]."""
+    gates = (A_log, dt_bias, q, k, v, a, b, initial_state_source)
+    if not _taken(initial_state_source, softplus_beta=(softplus_beta, 1.0)):
+        given = (*gates, spec_state_indices, num_accepted_tokens, cu_seqlens, use_qk_l2norm_in_kernel)
+        result: Tensor = _speculative(*given, softplus_beta, softplus_threshold)
+        return result
+    batch = {"state_slots": spec_state_indices, "accepted": num_accepted_tokens, "cu_seqlens": cu_seqlens}
+    return _gated(*gates, use_qk_l2norm_in_kernel, **batch)
 
 
 class Backend(GDNAttentionBackend):
@@ -106,3 +139,4 @@ class Backend(GDNAttentionBackend):
 
 ops.chunk_gated_delta_rule_cpu = chunk
 ops.fused_sigmoid_gating_delta_rule_update_cpu = recurrent
+ops.fused_sigmoid_gating_delta_rule_update_spec_cpu = speculative

@@ -71,6 +71,8 @@ SIGNATURES = {
     "use_qk_l2norm_in_kernel initial_state_indices eps",
     "vllm._custom_ops:fused_sigmoid_gating_delta_rule_update_cpu": "A_log dt_bias q k v a b initial_state_source "
     "initial_state_indices cu_seqlens use_qk_l2norm_in_kernel softplus_beta softplus_threshold",
+    "vllm._custom_ops:fused_sigmoid_gating_delta_rule_update_spec_cpu": "A_log dt_bias q k v a b initial_state_source "
+    "spec_state_indices num_accepted_tokens cu_seqlens use_qk_l2norm_in_kernel softplus_beta softplus_threshold",
     "vllm.config:get_layers_from_vllm_config": "vllm_config layer_type layer_names",
 }
 # Fields that the plug-in reads, or makes: all of CPUAttentionMetadata's are listed, so that a new one is seen.

@@ -203,10 +203,25 @@ def test_delta_rule_decode():
     torch.testing.assert_close(states[1], states[0], rtol=1e-2, atol=1e-2)
 
 
+def test_delta_rule_drafts():
+    """Two sequences with drafts of 3 and 2 tokens, of which 2 and 1 had been accepted before."""
+    q, k, v, a, b, a_log, _ = delta_rule_inputs(5)
+    pool = torch.randn(8, 4, 64, 64, generator=torch.Generator().manual_seed(1))
+    slots = torch.tensor([[1, 4, 6], [0, 3, 7]], dtype=torch.int32)
+    accepted, borders = torch.tensor([2, 1], dtype=torch.int32), torch.tensor([0, 3, 5], dtype=torch.int32)
+    given = (a_log, torch.ones(4).bfloat16(), q[0], k[0], v[0], a, b)
+    states = pool.clone(), pool.clone()
+    theirs = _vllm_delta_rule._speculative(*given, states[0], slots, accepted, borders, True)
+    ours = _vllm_delta_rule.speculative(*given, states[1], slots, accepted, borders, True)
+    assert ours.shape == theirs.shape
+    torch.testing.assert_close(ours.float(), theirs.float(), rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(states[1], states[0], rtol=1e-2, atol=1e-2)
+
+
 def test_delta_rule_prefill():
-    q, k, v, a, b, _, pool = delta_rule_inputs(83)
+    q, k, v, a, b, a_log, pool = delta_rule_inputs(83)
     slots, borders = torch.tensor([4, 2], dtype=torch.int32), torch.tensor([0, 70, 83], dtype=torch.int32)
-    g, beta = -torch.nn.functional.softplus(a.float())[None] * 0.1, b.float().sigmoid()[None]
+    g, beta = ops.fused_gdn_gating_cpu(A_log=a_log - 2, a=a, b=b, dt_bias=torch.ones(4).bfloat16())
     pool[2] = 0
     states = pool.clone(), pool.clone()
     rest = (True, borders, False, True, slots)

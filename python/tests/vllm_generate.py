@@ -11,6 +11,7 @@ import sys
 import time
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # layers() goes to processes of its own
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 
 # Keyword arguments of engines, beside those that all have.
@@ -20,6 +21,7 @@ ENGINES = {
     "deepseek": {"block_size": None},  # vLLM's CPU backend has one size
     "qwen3_next": {"block_size": None, "dtype": "bfloat16"},  # vLLM's operators have no other type
     "llama_fp8": {"kv_cache_dtype": "fp8_e4m3"},
+    "llama_tp2": {"tensor_parallel_size": 2},
 }
 LENGTHS = (5, 17, 64, 130, 257, 33)
 
@@ -38,7 +40,7 @@ def run(folder, name):
 
     given = {"dtype": "float32", "block_size": 64, "enable_prefix_caching": False} | ENGINES.get(name, {})
     llm = LLM(
-        os.path.join(folder, name.removesuffix("_fp8")),
+        os.path.join(folder, name.removesuffix("_fp8").removesuffix("_tp2")),
         enforce_eager=True,
         max_model_len=1024,
         max_num_seqs=8,
@@ -54,6 +56,7 @@ def run(folder, name):
         first, again = (llm.generate(prompts, sampling, use_tqdm=False) for _ in range(2))  # the second with prefixes in the cache
         made = {"tokens": [[list(o.outputs[0].token_ids) for o in outputs] for outputs in (first, again)]}
     taken = llm.apply_model(layers)[0]
+    made["prompts"] = [prompt["prompt_token_ids"] for prompt in prompts]
     return made | {"taken": sum(taken), "left": len(taken) - sum(taken)}
 
 
@@ -68,5 +71,5 @@ if __name__ == "__main__":
             results[name] = {"error": f"{type(error).__name__}: {error}"[-2000:]}
         print(f"{name}: {time.time() - begin:.1f} s", file=sys.stderr, flush=True)
         gc.collect()
-    with open(os.path.join(folder, f"out.{os.environ['RAPT_VLLM']}.json"), "w") as file:
-        json.dump(results, file)
+        with open(os.path.join(folder, f"out.{os.environ['RAPT_VLLM']}.json"), "w") as file:
+            json.dump(results, file)

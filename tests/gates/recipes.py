@@ -28,7 +28,8 @@ EXAMPLES = [
     # Models of PyTorch have the modifiers that these pass on; another modifier leaves them as they are.
     ("A score modifier", r"softcap", r"/(modifier|case)_softcap\.hpp$",
      ["python/rapt/_core.pyi", "python/rapt/_flash_attn", "python/rapt/_model_attention.py", "python/rapt/_model_flash.py",
-      "python/rapt/_sparse_torch.py", "python/rapt/flash_attn.py", "python/rapt/transformers.py", "python/src/eager."]),
+      "python/rapt/_sparse_torch.py", "python/rapt/_vllm_attention.py", "python/rapt/flash_attn.py", "python/rapt/transformers.py",
+      "python/rapt/vllm.py", "python/src/eager."]),
     # GPU kernels know rings; a layout that they do not know, they refuse.
     ("A KV layout", r"\bring\b|KV_RING", None, ["src/cpu/kernels/append_kv.cpp", "src/cuda/", "python/rapt/__init__.py"]),
     ("A KV layout", r"\bgathered\b|KV_GATHERED", None, []),
@@ -46,7 +47,7 @@ def operation(name, *exceptions):
 EXAMPLES += [
     operation("merge_states", "python/rapt/_cache.py", "src/cuda/kernels/kernels.hpp", "tools/check.cpp", "tools/main.cpp"),
     operation("append_kv", "python/rapt/_cache.py", "python/rapt/_codes.py", "python/rapt/_flash_attn_cache.py", "python/rapt/_fp8_rows.py",
-              "python/rapt/mla.py", "src/cuda/kernels/kernels.hpp"),
+              "python/rapt/_vllm_attention.py", "python/rapt/mla.py", "src/cuda/kernels/kernels.hpp"),
     operation("select_topk", "python/rapt/_dsa", "python/rapt/dsa.py", "python/rapt/torch.py", "python/src/dsa.cpp",
               "tests/fuzz/fuzz_validate_index_scores.cpp", "tests/operations/index_scores/"),
     operation("index_scores", "python/rapt/_dsa", "python/rapt/dsa.py", "python/rapt/torch.py", "python/src/dsa.cpp",
