@@ -37,6 +37,7 @@ def environment(folder, **more):
         (info / "entry_points.txt").write_text("[vllm.general_plugins]\nrapt = rapt.vllm:register\n")
         paths.insert(0, str(folder))
     quiet = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "OMP_NUM_THREADS": "2", "VLLM_CPU_KVCACHE_SPACE": "1"}
+    quiet["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # two ranks on one NUMA node
     return os.environ | quiet | {"PYTHONPATH": os.pathsep.join(filter(None, paths))} | more
 
 

@@ -51,7 +51,7 @@ MODELS = {
         {
             "head_dim": 64,
             "num_hidden_layers": 4,
-            "mlp_only_layers": [0, 1, 2, 3],
+            "mlp_only_layers": [0, 1, 2],
             "linear_num_value_heads": 4,
             "linear_num_key_heads": 2,
             "linear_key_head_dim": 64,
@@ -65,17 +65,17 @@ MODELS = {
 }
 
 
-def make(name: str, folder: str, dtype: torch.dtype = torch.float32) -> str:
+def make(model: str, folder: str, dtype: torch.dtype = torch.float32) -> str:
     """Writes the model and a tokenizer of the words t0 to t511, and returns the folder."""
-    kind, sizes = MODELS[name]
+    kind, sizes = MODELS[model]
     torch.manual_seed(0)
     config = getattr(transformers, f"{kind}Config")(**(_COMMON | sizes))
-    model = getattr(transformers, f"{kind}Model" if kind == "Bert" else f"{kind}ForCausalLM")(config)
+    made = getattr(transformers, f"{kind}Model" if kind == "Bert" else f"{kind}ForCausalLM")(config)
     with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:  # wide enough for logits without near-ties
-                parameter.normal_(std=0.08)
-    model.to(dtype).save_pretrained(folder)
+        for name, parameter in made.named_parameters():
+            if parameter.dim() > 1:  # wide enough for logits without near-ties; where tied, small, or tokens repeat themselves
+                parameter.normal_(std=0.02 if "embed" in name else 0.08)
+    made.to(dtype).save_pretrained(folder)
     words = Tokenizer(models.WordLevel({f"t{i}": i for i in range(VOCABULARY)}, unk_token="t0"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer = transformers.PreTrainedTokenizerFast(
