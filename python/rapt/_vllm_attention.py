@@ -112,6 +112,7 @@ class Impl(CPUAttentionBackendImpl):
         self.left = _refusal(head_size, kv_cache_dtype)
         self._cache: tuple[Tensor, Tensor, Tensor] | None = None
         if self.left:
+            _check_left(head_size, self.left)
             say_left("attention", self.left)
         else:
             say_taken("attention")
@@ -200,6 +201,15 @@ def _refusal(head_size: int, kv_cache_dtype: str) -> str:
     if head_size > MAX_HEAD_SIZE:
         return f"heads have {head_size} elements; wanted at most {MAX_HEAD_SIZE}"
     return ""
+
+
+def _check_left(head_size: int, reason: str) -> None:
+    """Raises where vLLM's own backend cannot do what rapt's Backend promises of it."""
+    sizes, block_size = CPUAttentionBackend.get_supported_head_sizes(), get_current_vllm_config().cache_config.block_size
+    if head_size not in sizes:
+        raise ValueError(f"head_size: got {head_size}; wanted one of {sizes}, which vLLM's own kernels take: {reason}")
+    if block_size and block_size % 32:
+        raise ValueError(f"block_size: got {block_size}; wanted a multiple of 32, which vLLM's own kernels take: {reason}")
 
 
 class Backend(CPUAttentionBackend):

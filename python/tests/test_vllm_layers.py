@@ -108,6 +108,18 @@ def test_rows_without_a_slot_are_not_written():
     assert (keys[1, :, 3] == 1).all() and (values[0, :, 5] == 2).all()
 
 
+@pytest.mark.parametrize(
+    "head_size, block_size, message", [(72, 32, "head_size: got 72; wanted one of"), (64, 16, "block_size: got 16; wanted a multiple of 32")]
+)
+def test_what_nobody_takes_is_refused(monkeypatch, head_size, block_size, message):
+    config = SimpleNamespace(cache_config=SimpleNamespace(block_size=block_size), model_config=SimpleNamespace(dtype=torch.float32))
+    monkeypatch.setattr(_vllm_attention, "get_current_vllm_config", lambda: config)
+    reason = _vllm_attention._refusal(head_size, "fp8")
+    assert reason == "the cache is of fp8; wanted the model's type, torch.float32"
+    with pytest.raises(ValueError, match=message):
+        _vllm_attention._check_left(head_size, reason)
+
+
 def test_sequences_that_are_causal_or_not():
     made = batch(torch.float32)
     total = made.past.numel() + sum(NEW)

@@ -17,7 +17,7 @@ os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 # Keyword arguments of engines, beside those that all have.
 ENGINES = {
     "llama": {"block_size": 32, "enable_prefix_caching": True, "max_num_batched_tokens": 128},  # prompts in chunks
-    "llama80": {"block_size": 16},
+    "llama80": {"block_size": 16 if os.environ["RAPT_VLLM"] == "1" else 32},  # vLLM's own kernels take multiples of 32
     "deepseek": {"block_size": None},  # vLLM's CPU backend has one size
     "qwen3_next": {"block_size": None, "dtype": "bfloat16"},  # vLLM's operators have no other type
     "llama_fp8": {"kv_cache_dtype": "fp8_e4m3"},
