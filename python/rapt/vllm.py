@@ -31,7 +31,7 @@ def register() -> None:
     "rapt" of the group "vllm.general_plugins"; calling it again changes nothing.
 
     Does nothing if the environment's RAPT_VLLM is 0, on other devices than CPUs, and with versions outside SUPPORTED, which a warning
-    in vLLM's log names. A backend that somebody else has overridden is left to them. Raises ValueError for any other RAPT_VLLM than
+    in vLLM's log names. A backend that another plug-in has overridden stays its own. Raises ValueError for any other RAPT_VLLM than
     0 and 1.
     """
     wanted = os.environ.get("RAPT_VLLM", "1")
@@ -64,13 +64,17 @@ def _override() -> None:
     from vllm.v1.attention.backends.mla.prefill.registry import MLAPrefillBackendEnum, register_mla_prefill_backend
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, MambaAttentionBackendEnum, register_backend
 
-    def free(member: Any) -> bool:
+    from rapt._vllm_log import say_left
+
+    def free(member: Any, path: str) -> bool:
+        if member.is_overridden() and member.get_path() != path:
+            say_left(member.name, f"{member.get_path()} has taken its place")
         return not member.is_overridden()
 
     for name, path in _OVERRIDES.items():
-        if free(AttentionBackendEnum[name]):
+        if free(AttentionBackendEnum[name], path):
             register_backend(AttentionBackendEnum[name], path)
-    if free(MLAPrefillBackendEnum.CPU):
+    if free(MLAPrefillBackendEnum.CPU, _MLA_PREFILL):
         register_mla_prefill_backend(MLAPrefillBackendEnum.CPU, _MLA_PREFILL)
-    if free(MambaAttentionBackendEnum.GDN_ATTN):
+    if free(MambaAttentionBackendEnum.GDN_ATTN, _DELTA_RULE):
         register_backend(MambaAttentionBackendEnum.GDN_ATTN, _DELTA_RULE, is_mamba=True)

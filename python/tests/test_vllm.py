@@ -118,3 +118,36 @@ def test_interface(vllm):
     if CPUAttentionBackend.supported_kv_cache_layouts() != (KVCacheLayout.LBHNC,):
         moved.append("CPUAttentionBackend: another layout of the cache")
     assert not moved, "\n".join(moved)
+
+
+def test_another_plug_in_keeps_its_backend(vllm, monkeypatch):
+    from vllm.v1.attention.backends import registry
+    from vllm.v1.attention.backends.mla.prefill import registry as prefills
+
+    tables = registry._ATTN_OVERRIDES, registry._MAMBA_ATTN_OVERRIDES, prefills._MLA_PREFILL_OVERRIDES
+    for table in tables:
+        for member in list(table):
+            monkeypatch.delitem(table, member)
+    monkeypatch.setitem(registry._ATTN_OVERRIDES, registry.AttentionBackendEnum.CPU_MLA, "another.Backend")
+    monkeypatch.setenv("RAPT_VLLM", "1")
+    try:
+        rapt.vllm.register()
+        rapt.vllm.register()
+        assert registry.AttentionBackendEnum.CPU_ATTN.get_path() == "rapt._vllm_attention.Backend"
+        assert registry.AttentionBackendEnum.CPU_MLA.get_path() == "another.Backend"
+        assert registry.MambaAttentionBackendEnum.GDN_ATTN.get_path() == "rapt._vllm_delta_rule.Backend"
+    finally:
+        for table in tables:
+            table.clear()
+
+
+def test_an_unknown_version_is_refused(vllm, monkeypatch):
+    from rapt import _vllm_log
+
+    said = []
+    monkeypatch.setattr(vllm, "__version__", "0.99.1")
+    monkeypatch.setattr(_vllm_log.logger, "warning", lambda text, *words: said.append(text % words))
+    monkeypatch.setattr(rapt.vllm, "_override", lambda: pytest.fail("registered"))
+    monkeypatch.delenv("RAPT_VLLM", raising=False)
+    rapt.vllm.register()
+    assert said == ["rapt: got vLLM 0.99.1; wanted 0.32 or newer, below 0.33. vLLM keeps its own kernels; RAPT_VLLM=0 hides this."]
