@@ -14,4 +14,4 @@ def say_taken(what: str) -> None:
 
 
 def say_left(what: str, reason: str) -> None:
-    logger.warning_once("rapt leaves %s to vLLM's own kernels: %s.", what, reason)
+    logger.warning_once("rapt leaves %s to vLLM: %s.", what, reason)

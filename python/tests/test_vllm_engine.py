@@ -89,7 +89,7 @@ def test_log_says_who_computes(results):
     assert "rapt computes" not in theirs and "rapt leaves" not in theirs
     for what in ("attention", "multi-head latent attention", "the gated delta rule"):
         assert f"rapt computes {what} (RAPT_VLLM=0 switches it off)" in ours
-    assert re.search("rapt leaves attention to vLLM's own kernels: the cache is of fp8", ours)
+    assert re.search("rapt leaves attention to vLLM: the cache is of fp8", ours)
 
 
 def test_server(folder, results):
