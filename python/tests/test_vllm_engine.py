@@ -118,7 +118,7 @@ def test_server(folder, results):
         server.wait(60)
 
 
-def _wait(server, url, log, limit_s=600):
+def _wait(server, url, log, limit_s=LIMIT_S):
     end = time.monotonic() + limit_s
     while time.monotonic() < end:
         assert server.poll() is None, log.read_text()[-4000:]
