@@ -15,8 +15,31 @@ KV_DTYPES: tuple[KvDtype, ...] = get_args(KvDtype)
 _GROUP = 32  # elements of i4x2 that share a scale: kernels with products of bf16 take such groups, and whole rows
 
 
+class OnlyForRapt:
+    """Has the shape of a tensor, and is a ValueError for whatever computes with it but rapt's attention."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):  # asked for by copy, pickle and others, which do without
+            raise AttributeError(name)
+        raise refusal(name)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
+        raise refusal(getattr(func, "__name__", "a function"))
+
+
+def refusal(what: str) -> ValueError:
+    return ValueError(
+        f"past_key_values: got a rapt.transformers.Cache with kv_dtype, or a fork of one, and {what} of its rows, which rapt's "
+        'attention alone reads; wanted model.set_attn_implementation("rapt"), or where layers themselves compute with cached rows '
+        "a Cache without either"
+    )
+
+
 @dataclass(slots=True, eq=False)
-class Codes:
+class Codes(OnlyForRapt):
     """Rows [b, hk, n, d] as rapt.attention reads them. Layers of a cache may index it and select from it as from a tensor, in all
     dimensions but the last; whatever else is done to it, by another attention implementation say, is a ValueError."""
 
@@ -27,6 +50,8 @@ class Codes:
     """float32 [b, hk, n, groups]."""
     dtype: torch.dtype
     """Of the rows that were quantised."""
+    tail: Tensor | None = None
+    """The last columns of keys, as they are."""
 
     @classmethod
     def empty(cls, kv_dtype: KvDtype, like: Tensor, rows: int) -> Codes:
@@ -65,6 +90,9 @@ class Codes:
     def of(self, codes: Tensor, scale: Tensor) -> Codes:
         return Codes(self.kv_dtype, codes, scale, self.dtype)
 
+    def with_tail(self, tail: Tensor) -> Codes:
+        return Codes(self.kv_dtype, self.codes, self.scale, self.dtype, tail)
+
     def narrow(self, dim: int, start: int, length: int) -> Codes:
         return self.of(self.codes.narrow(dim, start, length), self.scale.narrow(dim, start, length))
 
@@ -82,24 +110,8 @@ class Codes:
         last = parts[-1]
         rows_only = (Ellipsis not in [p for p in parts if not isinstance(p, Tensor)] and len(parts) < 4) or last is Ellipsis
         if any(p is None for p in parts) or not (rows_only or (isinstance(last, slice) and last == slice(None))):
-            raise _refusal("indexing")
+            raise refusal("indexing")
         return self.of(self.codes[index], self.scale[index])
-
-    def __getattr__(self, name: str) -> NoReturn:
-        if name.startswith("__"):  # asked for by copy, pickle and others, which do without
-            raise AttributeError(name)
-        raise _refusal(name)
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
-        raise _refusal(getattr(func, "__name__", "a function"))
-
-
-def _refusal(what: str) -> ValueError:
-    return ValueError(
-        f"past_key_values: got a rapt.transformers.Cache with kv_dtype, and {what} of its codes, which rapt's attention alone reads; "
-        'wanted model.set_attn_implementation("rapt"), or where layers themselves compute with cached rows a Cache without kv_dtype'
-    )
 
 
 Rows: TypeAlias = Tensor | Codes
@@ -109,9 +121,23 @@ def parts_of(rows: Rows) -> tuple[Tensor, ...]:
     return (rows.codes, rows.scale) if isinstance(rows, Codes) else (rows,)
 
 
+def arrays_of(key: Rows, value: Rows) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    """k and v of rapt.attention, and what it is given beside codes."""
+    if isinstance(key, Codes) and isinstance(value, Codes):
+        coding = {"k_scale": key.scale, "v_scale": value.scale, "k_tail": key.tail, "kv_dtype": key.kv_dtype}
+        return key.codes, value.codes, coding
+    assert isinstance(key, Tensor) and isinstance(value, Tensor)
+    return key, value, {}
+
+
 def write(k_new: Tensor, v_new: Tensor, keys: Rows, values: Rows, before: Any) -> None:
-    """Writes new rows into memory, behind those that each sequence has; quantises them where it is of codes."""
-    if isinstance(keys, Codes) and isinstance(values, Codes):
+    """Writes new rows into memory, behind those that each sequence has; quantises them where it is of codes. Latents in codes have
+    their rotary parts beside them as they are."""
+    if isinstance(keys, Codes) and not isinstance(values, Codes):
+        rows = torch.cat((k_new, v_new), -1)
+        tail = (keys.scale, keys.scale, None, None, values, keys.kv_dtype)
+        _core.append_kv(rows, rows[..., : k_new.shape[-1]], keys.codes, keys.codes, before, None, None, False, *tail)
+    elif isinstance(keys, Codes) and isinstance(values, Codes):
         codes = (keys.scale, values.scale, None, None, None, keys.kv_dtype)
         _core.append_kv(k_new, v_new, keys.codes, values.codes, before, None, None, False, *codes)
     else:

@@ -129,7 +129,7 @@ Signature = tuple[Any, ...]
 def signature_of(usual: Iterable[Any], rare: Iterable[Any]) -> Signature | None:
     """All that the checks of a call's arguments depend on; None where that is more than types and shapes: where not all
     tensors are plain and without gradients, or one of `rare` is given."""
-    if _refusals.is_traced():
+    if not _refusals.is_eager():
         return None
     for x in rare:
         if x is not None:

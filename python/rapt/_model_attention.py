@@ -12,20 +12,20 @@ import rapt
 from rapt import _core, _flops
 from rapt._attention import forward_arguments
 from rapt._autograd import check_dropout, check_wanted, differentiate_again, register_gradients
-from rapt._codes import Codes
+from rapt._codes import Rows, arrays_of
 from rapt._operators import Operator
 from rapt._sdpa import number_of
 
 
-def _result(query: Tensor, value: Tensor | Codes) -> Tensor:
+def _result(query: Tensor, value: Rows) -> Tensor:
     b, h, n, _ = query.shape
     return query.new_empty((b, n, h, value.shape[-1]))
 
 
-def _run(
+def run(
     query: Tensor,
-    key: Tensor | Codes,
-    value: Tensor | Codes,
+    key: Rows,
+    value: Rows,
     mask: Tensor | None,
     bias: Tensor | None,
     sinks: Tensor | None,
@@ -38,15 +38,13 @@ def _run(
     *,
     with_lse: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
+    """forward(), and log of the sum of exp of scores [b, hq, n] if it is asked for."""
     out, lse = _result(query, value), None
-    codes: dict[str, Any] = {}
-    if isinstance(key, Codes) and isinstance(value, Codes):
-        codes = {"k_scale": key.scale, "v_scale": value.scale, "kv_dtype": key.kv_dtype}
-        key, value = key.codes, value.codes
+    k, v, coding = arrays_of(key, value)
     row_sinks, sinks = (sinks, None) if sinks is not None and sinks.dim() > 1 else (None, sinks)
     with torch.no_grad():
         done = rapt.attention(
-            *(query, key, value),
+            *(query, k, v),
             causal=causal,
             window=(left, -1) if left >= 0 else None,
             align="bottom_right",
@@ -59,7 +57,7 @@ def _run(
             seed=number_of(seed),
             out=out.transpose(1, 2),
             return_lse=with_lse or row_sinks is not None,
-            **codes,
+            **coding,
         )
         if isinstance(done, tuple):
             lse = done[1]
@@ -74,7 +72,7 @@ def _run(
 def forward(*inputs: Any) -> Tensor:
     """query, key, value [b, h, n, d], mask, bias, sinks [hq] or [b, hq, n, 1] or None, causal and a window to the left (-1:
     none) of rows and keys that end together, softcap or None, scale, dropout_p and its seed."""
-    return _run(*inputs)[0]
+    return run(*inputs)[0]
 
 
 def _gradients(
@@ -178,7 +176,7 @@ def _forward_with_lse(
     seed: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     tensors = (query, key, value, mask, bias, sinks)
-    out, lse = _run(*tensors, causal, left, softcap, scale, dropout_p, seed, with_lse=True)
+    out, lse = run(*tensors, causal, left, softcap, scale, dropout_p, seed, with_lse=True)
     assert lse is not None
     return out, lse
 
@@ -250,7 +248,7 @@ def _backward_again(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 
 _operator.register_autograd(_backward_again, _setup_again, "CUDA")
-_run_on_cpu, _ = register_gradients(_operator, _operator_with_lse, _backward_operator, 6, _run, _gradients)
+_run_on_cpu, _ = register_gradients(_operator, _operator_with_lse, _backward_operator, 6, run, _gradients)
 
 
 def composed(

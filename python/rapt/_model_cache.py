@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.compiler import is_dynamo_compiling
 from transformers import DynamicCache, PreTrainedConfig, cache_utils
 
 from rapt._attention import KvDtype
 from rapt._codes import KV_DTYPES, Codes, Rows, parts_of, write
-from rapt._model_cache_place import Place
+from rapt._model_cache_fork import ForkedLayer
+from rapt._model_cache_place import Place, addresses_of, appends, first_row, may_write
 
 _Layer: Any = cache_utils.CacheLayerMixin
 _Full: Any = cache_utils.DynamicLayer
@@ -21,6 +22,7 @@ _Window: Any = cache_utils.DynamicSlidingWindowLayer
 _Indexed: Any = cache_utils.DynamicIndexedLayer
 _Hybrid: Any = cache_utils.LinearAttentionAndFullAttentionLayer
 _HybridWindow: Any = cache_utils.LinearAttentionAndSlidingWindowAttentionLayer
+_PARTS = ("keys", "values")
 
 
 class Cache(DynamicCache):
@@ -52,18 +54,35 @@ class Cache(DynamicCache):
         if kv_dtype is not None and kv_dtype not in KV_DTYPES:
             raise ValueError(f"kv_dtype: got {kv_dtype!r}; wanted None, {', '.join(map(repr, KV_DTYPES))}")
         super().__init__(config=config)
-        write_in_place(self, max_length, kv_dtype)
+        write_in_place(self, config, max_length, kv_dtype)
+
+    def fork(self, n: int = 1) -> Cache:
+        """A cache of n sequences for each of this one's, which begin with its tokens and share the memory of their keys and values.
+
+        A copy but for that memory, which forks read and do not write: this cache moves to memory of its own when it appends or crops
+        next. Layers with sliding windows or indexers, and states of linear attention, are copied. Forks need rapt's attention, eager calls
+        without gradients, and no dropout. Raises ValueError for n below 1.
+        """
+        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+            raise ValueError(f"n: got {n!r}; wanted a number of sequences, 1 or more")
+        forked = copy.copy(self)
+        forked.layers = [_forked(layer, n) for layer in self.layers]
+        return forked
 
     @property
     def nbytes(self) -> int:
         """Bytes of all layers' keys and values, and of their scales. Room that has no token yet is not counted."""
-        held = (getattr(layer, name, None) for layer in self.layers for name in ("keys", "values"))
+        held = (getattr(layer, name, None) for layer in self.layers for name in _PARTS)
         return sum(rows.nbytes for rows in held if rows is not None)
 
 
-def write_in_place(cache: DynamicCache, max_length: int | None = None, kv_dtype: KvDtype | None = None) -> None:
+def write_in_place(
+    cache: DynamicCache, config: PreTrainedConfig | None = None, max_length: int | None = None, kv_dtype: KvDtype | None = None
+) -> None:
     """Makes those layers of a cache append in place that concatenate."""
-    options = {"max_length": max_length, "kv_dtype": kv_dtype}
+    text: Any = None if config is None else config.get_text_config(decoder=True)
+    latent = tuple(getattr(text, name, None) for name in ("kv_lora_rank", "qk_rope_head_dim"))
+    options = {"max_length": max_length, "kv_dtype": kv_dtype, "latent": latent if all(isinstance(n, int) for n in latent) else ()}
     for i, layer in enumerate(cache.layers):
         if (cls := _IN_PLACE.get(type(layer))) is not None:
             cache.layers[i] = _made(cls, layer.__dict__, options)
@@ -81,11 +100,11 @@ def _made(cls: Any, state: dict[str, Any] | None, options: dict[str, Any]) -> An
     return layer
 
 
-def prepare(cache: Any, max_length: int | None) -> None:
+def prepare(cache: Any, config: PreTrainedConfig, max_length: int | None) -> None:
     """The same for a cache that generate() has made."""
     cache = getattr(cache, "self_attention_cache", cache)  # the other one of an encoder's keys does not grow
     if type(cache) is DynamicCache and not cache.offloading:
-        write_in_place(cache, max_length)
+        write_in_place(cache, config, max_length)
 
 
 class _InPlace(_Layer):
@@ -93,6 +112,8 @@ class _InPlace(_Layer):
 
     max_length: int | None = None
     kv_dtype: KvDtype | None = None
+    latent: tuple[int, ...] = ()
+    """Columns of latents, and of their rotary parts, in models with latent attention."""
     memory: dict[str, Rows]
     spare: dict[str, Rows]
     keys: Any
@@ -100,16 +121,16 @@ class _InPlace(_Layer):
     place: Place | None = None
 
     def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
-        for name, x in zip(("keys", "values"), args if self.kv_dtype is not None else ()):
+        for name, x in zip(_PARTS, args if self.kv_dtype is not None else ()):
             if x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
                 raise TypeError(f"{name}: got {x.dtype}; wanted float32, bfloat16 or float16 for a Cache with kv_dtype")
         super().lazy_initialization(*args, **kwargs)
         if args and self.kv_dtype is not None:  # without args it is linear attention's
-            self.keys, self.values = (Codes.empty(self.kv_dtype, x, 0) for x in args)
+            self.keys, self.values = Codes.empty(self.kv_dtype, args[0], 0), self.new_rows("values", args[1], 0)
 
-    def appends(self, key_states: Tensor) -> bool:
+    def may_append(self, key_states: Tensor) -> bool:
         """Whether memory may be written; else layers concatenate, unless they are quantised."""
-        if _appends(key_states):
+        if appends(key_states):
             return True
         if self.kv_dtype is not None:
             raise ValueError(
@@ -139,7 +160,7 @@ class _InPlace(_Layer):
         for name, states in (("keys", key_states), ("values", value_states)):
             kept = getattr(self, name)
             _check_like(name, states, kept)
-            first = self.make_room(name, kept, start, rows + new, partial(Codes.empty, kept.kv_dtype, states))
+            first = self.make_room(name, kept, start, rows + new, partial(self.new_rows, name, states))
         memory: Any = self.memory
         before = torch.full((key_states.shape[0],), first + rows, device=key_states.device)
         write(key_states.resolve_neg(), value_states.resolve_neg(), memory["keys"], memory["values"], before)
@@ -156,17 +177,39 @@ class _InPlace(_Layer):
             return torch.cat([kept, new], -2)  # which refuses most of these
         rows, total = kept.shape[-2], kept.shape[-2] + new.shape[-2]
         start = self.first_row(name, kept) if kept.dtype is dtype else None
-        if start is not None and 0 <= new.data_ptr() - self.memory[name].data_ptr() < self.memory[name].nbytes:
-            new = new.clone()  # rows of the cache itself, which may be written before they are read
-
-        def empty(room: int) -> Tensor:
-            return new.new_empty((*new.shape[:-2], room, new.shape[-1]), dtype=dtype)
-
-        start = self.make_room(name, kept, start, total, empty)
+        if start is not None:
+            begin, end = addresses_of(parts_of(self.memory[name])[0])
+            if begin <= new.data_ptr() < end:
+                new = new.clone()  # rows of the cache itself, which may be written before they are read
+        start = self.make_room(name, kept, start, total, partial(self.new_memory, name, new, dtype))
         memory: Any = self.memory[name]
         memory.narrow(-2, start + rows, total - rows).copy_(new)
         view: Tensor = memory.narrow(-2, start, total)
         return view
+
+    def new_memory(self, name: str, like: Tensor, dtype: torch.dtype, room: int) -> Tensor:
+        """Latents and rotary parts are columns of the same rows, as rapt's attention reads them."""
+        *batch, _, d = like.shape
+        if self.is_latent(name, like):
+            if name == "keys":
+                rows = like.new_empty((*batch, room, sum(self.latent)), dtype=dtype)
+                self.tail = rows[..., d:]
+                return rows[..., :d]
+            tail: Tensor | None = self.__dict__.pop("tail", None)
+            if tail is not None and tail.shape == (*batch, room, d) and tail.dtype is dtype and tail.device == like.device:
+                return tail
+        return like.new_empty((*batch, room, d), dtype=dtype)
+
+    def new_rows(self, name: str, like: Tensor, room: int) -> Rows:
+        """Memory of a quantised layer. Rotary parts of latents stay as they are."""
+        assert self.kv_dtype is not None
+        if name == "values" and self.is_latent(name, like):
+            return like.new_empty((*like.shape[:-2], room, like.shape[-1]))
+        return Codes.empty(self.kv_dtype, like, room)
+
+    def is_latent(self, name: str, like: Tensor) -> bool:
+        """Whether these are latents (keys), or the rotary parts of some (values)."""
+        return bool(self.latent) and name in _PARTS and like.shape[1] == 1 and like.shape[-1] == self.latent[_PARTS.index(name)]
 
     def make_room(self, name: str, kept: Rows, start: int | None, total: int, empty: Callable[[int], Rows]) -> int:
         """Where in its memory an attribute begins, with room for so many rows: its rows move where there is none."""
@@ -190,23 +233,22 @@ class _InPlace(_Layer):
     def first_row(self, name: str, kept: Rows) -> int | None:
         """Where in its memory an attribute begins; None if it is no view of it, or if the memory may not be written."""
         memory = self.__dict__.get("memory", {}).get(name)
-        if memory is None or type(memory) is not type(kept):
-            return None
-        found = {_first_row(whole, rows) for whole, rows in zip(parts_of(memory), parts_of(kept))}
-        return found.pop() if len(found) == 1 else None
+        return None if memory is None else first_row(memory, kept)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Beams change places by one copy, between two memories: beam search has two caches, here as with DynamicCache."""
         names = self.__dict__.get("memory", {})
         starts: dict[str, Any] = {name: self.first_row(name, getattr(self, name)) for name in names}
-        if not starts or None in starts.values() or not _appends(parts_of(self.keys)[0]) or beam_idx.numel() != self.keys.shape[0]:
+        if not starts or None in starts.values() or not appends(parts_of(self.keys)[0]) or beam_idx.numel() != self.keys.shape[0]:
             super().reorder_cache(beam_idx)
             return
         for name, start in starts.items():
             kept, memory = getattr(self, name), self.memory[name]
             to = self.spare.get(name)
-            if to is None or not _may_write(to):
-                to = memory.of(*map(torch.empty_like, parts_of(memory))) if isinstance(memory, Codes) else torch.empty_like(memory)
+            if to is None or not may_write(to):
+                to = memory.of(*map(torch.empty_like, parts_of(memory))) if isinstance(memory, Codes) else self.new_memory(
+                    name, memory, memory.dtype, memory.shape[-2]
+                )
             self.memory[name], self.spare[name] = to, memory
             to = to.narrow(-2, start, kept.shape[-2])
             for rows, place in zip(parts_of(kept), parts_of(to)):
@@ -219,14 +261,14 @@ class _InPlace(_Layer):
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies and files: without room, and without memory that two layers would write to."""
-        state = {name: value for name, value in self.__dict__.items() if name not in ("memory", "spare", "place")}
+        state = {name: value for name, value in self.__dict__.items() if name not in ("memory", "spare", "place", "tail")}
         for name in ("keys", "values", "indexer_keys"):
             if isinstance(rows := state.get(name), Rows):
                 state[name] = rows.clone(memory_format=torch.contiguous_format)
         return state
 
 
-def _check_like(name: str, states: Tensor, kept: Codes) -> None:
+def _check_like(name: str, states: Tensor, kept: Rows) -> None:
     """Raises where new rows are no continuation of quantised ones."""
     *batch, _, d = kept.shape
     wanted: list[Any] = [*kept.shape]
@@ -235,29 +277,9 @@ def _check_like(name: str, states: Tensor, kept: Codes) -> None:
         raise ValueError(f"{name}: got {[*states.shape]} on {states.device}; wanted {wanted} on {kept.device}, as in the cache")
 
 
-def _may_write(memory: Rows) -> bool:
-    return not parts_of(memory)[0].is_inference() or torch.is_inference_mode_enabled()
-
-
-def _first_row(memory: Tensor, kept: Tensor) -> int | None:
-    if kept.stride() != memory.stride() or kept.dtype != memory.dtype or kept.device != memory.device or not _may_write(memory):
-        return None
-    first, rest = divmod(kept.data_ptr() - memory.data_ptr(), memory.stride(-2) * memory.element_size())
-    inside = rest == 0 and 0 <= first and first + kept.shape[-2] <= memory.shape[-2]
-    alike = kept.shape[:-2] == memory.shape[:-2] and kept.shape[-1] == memory.shape[-1]
-    return first if inside and alike else None
-
-
-def _appends(new: Tensor) -> bool:
-    """Whether memory may be written. Gradients need what was there before, and traces see no addresses."""
-    if torch.is_grad_enabled() or is_dynamo_compiling() or type(new) is not Tensor:
-        return False
-    return torch._C._get_tracing_state() is None and not torch._C._functorch.is_functorch_wrapped_tensor(new)
-
-
 class _InPlaceFull(_InPlace, _Full):
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if not self.appends(key_states):
+        if not self.may_append(key_states):
             return super().update(key_states, value_states, *args, **kwargs)
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
@@ -265,10 +287,32 @@ class _InPlaceFull(_InPlace, _Full):
         return self.keys, self.values
 
 
+def _forked(layer: Any, n: int) -> Any:
+    """A layer of n sequences for each of another layer's, which share its rows if it has all of them."""
+    if type(layer) is ForkedLayer:
+        batch, parts, like = layer.batch, [*layer.parts, *layer.own_rows()], layer.own
+    elif type(layer) is _InPlaceFull and layer.get_seq_length() > 0:
+        batch, parts, like = layer.keys.shape[0], [(layer.keys, layer.values)], layer
+    else:
+        made = copy.deepcopy(layer)
+        held = next((x for x in (getattr(made, "keys", None), *_states_of(made)) if x is not None and x.numel() > 0), None)
+        if held is not None:
+            made.reorder_cache(torch.arange(held.shape[0]).repeat_interleave(n))
+        return made
+    like.memory, like.spare, like.place = {}, {}, None  # nobody writes there any more
+    options = {name: getattr(like, name) for name in ("kv_dtype", "latent")} | {"max_length": None}
+    return ForkedLayer(n * batch, parts, _made(_InPlaceFull, None, options))
+
+
+def _states_of(layer: Any) -> list[Tensor]:
+    """Of linear attention."""
+    return [x for name in ("conv_states", "recurrent_states") for x in getattr(layer, name, {}).values()]
+
+
 class _InPlaceWindow(_InPlace, _Window):
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         # A prompt may be far longer than the window: memory is made for what comes after it.
-        if not self.appends(key_states) or (self.kv_dtype is None and (not self.is_initialized or self.keys.numel() == 0)):
+        if not self.may_append(key_states) or (self.kv_dtype is None and (not self.is_initialized or self.keys.numel() == 0)):
             return super().update(key_states, value_states, *args, **kwargs)
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
@@ -293,7 +337,7 @@ class _InPlaceIndexed(_InPlaceFull, _Indexed):
     reorder_cache = _Indexed.reorder_cache  # which has more to reorder
 
     def update_indexer(self, indexer_key_states: Tensor) -> Tensor:
-        if not _appends(indexer_key_states):
+        if not appends(indexer_key_states):
             keys: Tensor = super().update_indexer(indexer_key_states)
             return keys
         if not self.is_indexer_initialized:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from rapt._codes import Codes, Rows, parts_of, write
 
@@ -47,14 +48,14 @@ class Place:
         if k is None or v is None or k.dtype is not v.dtype or k.dtype not in _DTYPES or not (k.is_cpu and v.is_cpu):
             return None
         (b, h, room, d), (_, _, v_room, dv) = k.shape, v.shape
-        start = _first(k, keys)
-        if start is None or start != _first(v, values) or room != v_room or b * h == 0:
+        start = first_row(k, keys)
+        if start is None or start != first_row(v, values) or room != v_room or b * h == 0:
             return None
         parts = (*parts_of(k), *parts_of(v))
         return cls(
             *(keys, values, k, v, start, keys.shape[2], room, k.dtype, (b, h, d, dv), np.empty(b, np.int64)),
             inference=any(x.is_inference() for x in parts),
-            addresses=[(x.data_ptr(), x.data_ptr() + x.nbytes) for x in parts],
+            addresses=[addresses_of(x) for x in parts],
         )
 
     def takes(self, key_states: Tensor, value_states: Tensor) -> bool:
@@ -93,11 +94,39 @@ class Place:
             return memory.of(self.view(memory.codes), self.view(memory.scale))
         b, h, _, d = memory.shape
         strides = memory.stride()
-        return memory.as_strided((b, h, self.rows, d), strides, self.start * strides[2])  # in half the time of narrow()
+        first = memory.storage_offset() + self.start * strides[2]
+        return memory.as_strided((b, h, self.rows, d), strides, first)  # in half the time of narrow()
 
 
-def _first(memory: Rows, rows: Rows) -> int | None:
-    """The row of the memory where others begin; None if they lie elsewhere."""
-    of_rows, whole = parts_of(rows)[0], parts_of(memory)[0]
-    first, rest = divmod(of_rows.data_ptr() - whole.data_ptr(), whole.stride(2) * whole.element_size())
-    return first if rest == 0 and 0 <= first and of_rows.stride() == whole.stride() and first + rows.shape[2] <= memory.shape[2] else None
+def addresses_of(memory: Tensor) -> tuple[int, int]:
+    """Where the storage of a layer's memory begins and ends."""
+    storage = memory.untyped_storage()
+    return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+
+
+def may_write(memory: Rows) -> bool:
+    return not parts_of(memory)[0].is_inference() or torch.is_inference_mode_enabled()
+
+
+def first_row(memory: Rows, kept: Rows) -> int | None:
+    """The row of the memory where others begin; None if they are no view of it, or if it may not be written."""
+    if type(memory) is not type(kept) or not may_write(memory):
+        return None
+    found = {_first_row(whole, rows) for whole, rows in zip(parts_of(memory), parts_of(kept))}
+    return found.pop() if len(found) == 1 else None
+
+
+def _first_row(memory: Tensor, kept: Tensor) -> int | None:
+    if kept.stride() != memory.stride() or kept.dtype != memory.dtype or kept.device != memory.device:
+        return None
+    first, rest = divmod(kept.data_ptr() - memory.data_ptr(), memory.stride(-2) * memory.element_size())
+    inside = rest == 0 and 0 <= first and first + kept.shape[-2] <= memory.shape[-2]
+    alike = kept.shape[:-2] == memory.shape[:-2] and kept.shape[-1] == memory.shape[-1]
+    return first if inside and alike else None
+
+
+def appends(new: Tensor) -> bool:
+    """Whether memory may be written. Gradients need what was there before, and traces see no addresses."""
+    if torch.is_grad_enabled() or is_dynamo_compiling() or type(new) is not Tensor:
+        return False
+    return torch._C._get_tracing_state() is None and not torch._C._functorch.is_functorch_wrapped_tensor(new)

@@ -15,7 +15,7 @@ from transformers import masking_utils as masks
 from transformers.generation.continuous_batching import PagedAttentionCache
 
 from rapt import _flash_attn, _model_keywords, _refusals
-from rapt._codes import Codes
+from rapt._codes import OnlyForRapt
 from rapt._flash_attn_cache import flash_attn_with_kvcache
 
 # Keywords that say how a call's tokens are laid out. Attention does not depend on them otherwise.
@@ -88,8 +88,7 @@ def mask(
 ) -> Any:
     """What forward() gets as its mask: None where the layer says it all, [b, m] bool of padding, or the borders
     [sequences + 1] of packed sequences. NotImplemented where it wants a whole mask."""
-    traced = torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None  # numbers cannot be looked at
-    if traced or q_length is None or isinstance(q_offset, Tensor) or torch.device(device).type != "cpu":
+    if _refusals.is_traced() or q_length is None or isinstance(q_offset, Tensor) or torch.device(device).type != "cpu":
         return NotImplemented
     pattern = _pattern(mask_function)
     if pattern is None or getattr(config, "use_bidirectional_attention", None):
@@ -265,7 +264,7 @@ def _attend(call: _Call, kwargs: dict[str, Any]) -> Tensor | None:
     given = call.mask
     if given is None and (call.causal or call.window is None or call.window >= m):
         return None
-    if isinstance(call.key, Codes):
+    if isinstance(call.key, OnlyForRapt):
         return None
     gqa = call.query.shape[1] != call.key.shape[1]
     if call.modified or _refusals.refusal(call.query, call.key, call.value, None, gqa):

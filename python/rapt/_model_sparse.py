@@ -8,6 +8,7 @@ from torch.compiler import is_dynamo_compiling
 
 import rapt
 from rapt import _refusals
+from rapt._codes import Codes, Rows, arrays_of
 
 
 def masked(mask: Tensor | None, indices: Tensor, m: int) -> Tensor:
@@ -18,7 +19,7 @@ def masked(mask: Tensor | None, indices: Tensor, m: int) -> Tensor:
     return mask & chosen if mask.dtype is torch.bool else mask.masked_fill(~chosen, torch.finfo(mask.dtype).min)
 
 
-def takes(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, indices: Tensor, sinks: Tensor | None) -> bool:
+def takes(query: Tensor, key: Rows, value: Rows, mask: Tensor | None, indices: Tensor, sinks: Tensor | None) -> bool:
     """Whether over_lists() may compute a call without dropout, window and modifiers of scores, and in less time than by a mask.
 
     By a mask all m keys are read, but for many rows at once. Measured on AVX-512 and AMX, n rows take the time in which lists get
@@ -29,7 +30,11 @@ def takes(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, indice
     n, m = query.shape[2], key.shape[2]
     if 24 * n * indices.shape[-1] > m * (24 + n):
         return False
-    if is_dynamo_compiling() or not query.is_cpu or not _refusals.is_eager(query, key, value, mask, indices, sinks):
+    if is_dynamo_compiling() or not query.is_cpu or not _refusals.is_eager(query, mask, indices, sinks):
+        return False
+    if isinstance(key, Codes) or isinstance(value, Codes):
+        return sinks is None or sinks.dim() == 1
+    if not _refusals.is_eager(key, value):
         return False
     gqa = query.shape[1] != key.shape[1]
     plain = not _refusals.needs_grad(query, key, value, sinks) and (sinks is None or sinks.dim() == 1)
@@ -37,14 +42,15 @@ def takes(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, indice
 
 
 def over_lists(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, indices: Tensor, sinks: Tensor | None, scale: float | None
+    query: Tensor, key: Rows, value: Rows, mask: Tensor, indices: Tensor, sinks: Tensor | None, scale: float | None
 ) -> Tensor:
     """[b, n, hq, dv], from the chosen keys alone. An indexer lists a key once, and where it sees too few, hidden ones as well."""
     b, hq, n, _ = query.shape
     shown = mask[:, 0].expand(b, n, -1).gather(-1, indices.long())
     out = query.new_empty((b, n, hq, value.shape[-1]))
+    k, v, coding = arrays_of(key, value)
     with torch.no_grad():
         rapt.attention(
-            *(query, key, value), indices=torch.where(shown, indices, -1), scale=scale, sinks=sinks, out=out.transpose(1, 2)
+            *(query, k, v), indices=torch.where(shown, indices, -1), scale=scale, sinks=sinks, out=out.transpose(1, 2), **coding
         )
     return out

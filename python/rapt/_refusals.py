@@ -285,10 +285,15 @@ def is_batched(t: Tensor | None) -> bool:
     return functorch.is_batchedtensor(t) or functorch.is_legacy_batchedtensor(t)
 
 
+def is_traced() -> bool:
+    """Whether numbers cannot be looked at."""
+    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+
+
 def is_eager(*tensors: Tensor | None) -> bool:
     """True where the kernel may be called without PyTorch's dispatcher: nobody traces, transforms or wraps, and no tensor
     is one that the dispatcher makes memory for (negated when it is read, or all zeros)."""
-    if is_traced():
+    if is_traced() or torch._C._len_torch_dispatch_stack() > 0:
         return False
     for t in tensors:
         if t is None:
@@ -296,11 +301,6 @@ def is_eager(*tensors: Tensor | None) -> bool:
         if (type(t) is not Tensor and type(t) is not torch.nn.Parameter) or t.is_neg() or t._is_zerotensor():
             return False
     return True
-
-
-def is_traced() -> bool:
-    traced = torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
-    return traced or torch._C._len_torch_dispatch_stack() > 0
 
 
 def is_plain(x: Any) -> bool:

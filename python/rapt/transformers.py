@@ -42,11 +42,12 @@ from torch.compiler import is_dynamo_compiling
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import causal_mask_function, eager_mask, sdpa_mask
 
-from rapt import _core, _model_attention, _model_cache, _model_delta_rule, _model_flash, _model_keywords, _model_serving, _model_sparse
-from rapt import _refusals, _seed
+from rapt import _core, _model_attention, _model_cache, _model_delta_rule, _model_flash, _model_fork, _model_keywords, _model_latent
+from rapt import _model_serving, _model_sparse, _refusals, _seed
 from rapt import torch as rapt_torch
-from rapt._codes import Codes
+from rapt._codes import OnlyForRapt
 from rapt._model_cache import Cache
+from rapt._model_later import Later, made
 
 __all__ = ["Cache", "register"]
 
@@ -94,6 +95,7 @@ def _post_init(self: Any) -> None:
     _make_ready(self)
     if self.config._attn_implementation in _registered:
         _model_delta_rule.choose(self, True)
+        _model_latent.prepare(self, _registered)
 
 
 def _get_correct_attn_implementation(self: Any, requested_attention: str | None, is_init_check: bool = False) -> str:
@@ -119,6 +121,7 @@ def _get_correct_attn_implementation(self: Any, requested_attention: str | None,
             f'a model a dict of the others, such as {{"text_config": "{name}"}}'
         )
     _model_delta_rule.choose(self, True)
+    _model_latent.prepare(self, _registered)
     _make_caches_in_place()
     if _note_calls not in self._forward_pre_hooks.values():
         self.register_forward_pre_hook(_note_calls)
@@ -142,9 +145,9 @@ def _prepare_cache_for_generation(self: Any, generation_config: Any, model_kwarg
     given = dict(model_kwargs)
     result = _prepare_cache(self, generation_config, model_kwargs, *args, **kwargs)
     if self.config.get_text_config(decoder=True)._attn_implementation in _registered:
-        for name, made in model_kwargs.items():  # the name of caches differs from version to version
-            if made is not given.get(name):
-                _model_cache.prepare(made, generation_config.max_length)
+        for name, new in model_kwargs.items():  # the name of caches differs from version to version
+            if new is not given.get(name):
+                _model_cache.prepare(new, self.config, generation_config.max_length)
     return result
 
 
@@ -243,8 +246,7 @@ def _is_plainly_causal(
         return False
     if attention_mask is None:
         return True
-    traced = torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None  # numbers cannot be looked at
-    if traced or attention_mask.shape[-1] < kv_offset + kv_length:
+    if _refusals.is_traced() or attention_mask.shape[-1] < kv_offset + kv_length:
         return False
     return bool(attention_mask[:, kv_offset : kv_offset + kv_length].all())
 
@@ -274,6 +276,16 @@ def _attention_forward(
     global _calls
     _model_keywords.check(kwargs, attention_mask)
     s_aux = sinks if s_aux is None else s_aux
+    if isinstance(key, Later):
+        is_causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+        if dropout == 0:
+            mask, bias = _mask_and_bias(attention_mask, position_bias)
+            plain = is_causal and attention_mask is None
+            out = _model_latent.attend(query, key.given, mask, bias, s_aux, indices, plain, sliding_window, softcap, scaling)
+            if out is not None:
+                _calls += 1
+                return out, None
+        key, value = made(key), made(value)
     if indices is not None:
         modified = dropout != 0 or any(x is not None for x in (softcap, position_bias, sliding_window))
         if not modified and _model_sparse.takes(query, key, value, attention_mask, indices, s_aux):
@@ -282,8 +294,8 @@ def _attention_forward(
             return _model_sparse.over_lists(query, key, value, attention_mask, indices, s_aux, scaling), None
         attention_mask = _model_sparse.masked(attention_mask, indices, key.shape[2])
     causal = attention_mask is None and bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
-    quantised = isinstance(key, Codes)
-    if not is_dynamo_compiling() and not quantised:
+    of_cache = isinstance(key, OnlyForRapt)
+    if not is_dynamo_compiling() and not of_cache:
         _calls += 1
         done = _core.eager_attention(
             *(query, key, value, attention_mask, position_bias, s_aux),
@@ -298,10 +310,10 @@ def _attention_forward(
     mask, bias = _mask_and_bias(attention_mask, position_bias)
     scale = float(query.shape[-1]) ** -0.5 if scaling is None else float(scaling)
     options = (mask, bias, s_aux, causal, left, softcap, scale)
-    if quantised:
+    if of_cache:
         _calls += 1
         seed = None if dropout == 0 else _seed.new_seed()
-        return _model_attention.forward(query, key, value, *options, dropout, seed), None
+        return _model_fork.forward(query, key, value, *options, dropout, seed), None
     if left < 0 and softcap is None and s_aux is None and (mask is None or bias is None) and not (causal and n != m):
         plain = _refusals.is_eager(query, key, value, mask, bias) and not _refusals.needs_grad(query, key, value, bias)
         reason = _refusals.refusal(query, key, value, mask, gqa) or _refusals.preference(query, value)

@@ -210,14 +210,6 @@ def test_other_attention_says_what_to_set(attention):
         ours.generate(**prompt(False), max_new_tokens=2, past_key_values=Cache(ours.config, kv_dtype="i8"))
 
 
-def test_layers_that_compute_with_cached_rows_are_refused():
-    latent = {"q_lora_rank": 24, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16}
-    sizes = SIZES | latent | {"num_key_value_heads": 4, "first_k_dense_replace": 3, "head_dim": 8}
-    ours = transformers.AutoModelForCausalLM.from_config(transformers.DeepseekV3Config(**sizes), attn_implementation="rapt").eval()
-    with pytest.raises(ValueError, match="linear of its codes.* layers themselves compute with cached rows a Cache without kv_dtype"):
-        ours.generate(**prompt(False), max_new_tokens=2, past_key_values=Cache(ours.config, kv_dtype="i8"))
-
-
 def test_gradients_and_compiled_code_are_refused():
     _, ours = models("llama")
     cache, ids = Cache(ours.config, kv_dtype="i8"), prompt(False)["input_ids"]

@@ -1,0 +1,46 @@
+"""Tensors that are made when something reads them: rapt's attention takes what they would be made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree
+
+
+class Later(Tensor):
+    """Shape, type and device of a tensor that make() gives. Any operator gets that tensor, which is then made once."""
+
+    given: Any
+    """What rapt's attention takes in place of the tensor."""
+    make: Callable[[], Tensor]
+    made: Tensor | None
+
+    @staticmethod
+    def __new__(cls, shape: tuple[int, ...], like: Tensor, dtype: torch.dtype, given: Any, make: Callable[[], Tensor]) -> Later:
+        wrapper: Any = Tensor
+        self: Later = wrapper._make_wrapper_subclass(cls, shape, dtype=dtype, device=like.device)
+        self.given, self.make, self.made = given, make, None
+        return self
+
+    def __init__(self, *_: Any) -> None:
+        pass
+
+    def tensor(self) -> Tensor:
+        if self.made is None:
+            self.made = self.make()
+        return self.made
+
+    __torch_function__: Any = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        args, kwargs = _pytree.tree_map_only(cls, cls.tensor, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
+def made(x: Any) -> Any:
+    """The tensor itself, of one that is made later."""
+    return x.tensor() if isinstance(x, Later) else x
