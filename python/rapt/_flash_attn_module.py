@@ -20,7 +20,7 @@ _NAME = "flash_attn"
 
 def index_first_axis(input: Tensor, indices: Tensor) -> Tensor:
     """The rows `indices` of input [n, ...]."""
-    return input[indices]
+    return input.index_select(0, indices)
 
 
 def index_put_first_axis(values: Tensor, indices: Tensor, first_axis_dim: int) -> Tensor:

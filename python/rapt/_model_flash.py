@@ -14,9 +14,11 @@ from torch import Tensor
 from transformers import masking_utils as masks
 from transformers.generation.continuous_batching import PagedAttentionCache
 
-from rapt import _flash_attn, _model_keywords, _refusals
-from rapt._codes import OnlyForRapt
+from rapt import _flash_attn, _model_attention, _model_keywords, _refusals
+from rapt._codes import Codes, OnlyForRapt
 from rapt._flash_attn_cache import flash_attn_with_kvcache
+from rapt._flash_attn_module import index_first_axis, index_put_first_axis, unpad_input
+from rapt._model_later import Later, made
 
 # Keywords that say how a call's tokens are laid out. Attention does not depend on them otherwise.
 _LAYOUT = frozenset(
@@ -73,7 +75,30 @@ def _pattern(function: Any) -> _Pattern | None:
     return _Pattern(causal, windows[0][1] if windows else None, sequences[0] if sequences else None)
 
 
-def mask(
+def mask(**arguments: Any) -> Any:
+    """What forward() gets as its mask: None where the layer says it all, [b, m] bool of padding, or the borders
+    [sequences + 1] of packed sequences. NotImplemented where it wants a whole mask."""
+    found = _pattern_and_mask(**arguments)
+    return found if found is NotImplemented else found[1]
+
+
+def later_mask(whole: Callable[..., Tensor | None], arguments: dict[str, Any]) -> Later | None:
+    """The mask [b, 1, n, m] of sequences whose lengths or borders say as much; None of others. It is made by whole(**arguments)
+    where a model's code reads it."""
+    n, m = arguments.get("q_length"), arguments["kv_length"]
+    found = NotImplemented if n is None or n == 1 else _pattern_and_mask(**arguments)
+    if found is NotImplemented or found[1] is None:
+        return None
+
+    def make() -> Tensor:
+        mask = whole(**arguments)
+        assert mask is not None
+        return mask
+
+    return Later((arguments["batch_size"], 1, n, m), found[1], torch.bool, found, make)
+
+
+def _pattern_and_mask(
     mask_function: Any,
     kv_length: int,
     q_length: int | None = None,
@@ -86,8 +111,6 @@ def mask(
     device: Any = "cpu",
     **_: Any,
 ) -> Any:
-    """What forward() gets as its mask: None where the layer says it all, [b, m] bool of padding, or the borders
-    [sequences + 1] of packed sequences. NotImplemented where it wants a whole mask."""
     if _refusals.is_traced() or q_length is None or isinstance(q_offset, Tensor) or torch.device(device).type != "cpu":
         return NotImplemented
     pattern = _pattern(mask_function)
@@ -97,23 +120,25 @@ def mask(
         return NotImplemented
     if pattern.sequences is not None:
         whole = attention_mask is None and q_length == kv_length and q_offset == kv_offset
-        return _borders(pattern.sequences) if whole else NotImplemented
+        return (pattern, _borders(pattern.sequences)) if whole else NotImplemented
     if not (allow_is_causal_skip if pattern.causal else allow_is_bidirectional_skip):
         return NotImplemented
     if pattern.causal and q_offset + q_length != kv_offset + kv_length:
         return NotImplemented
     if attention_mask is None:
-        return None
+        return pattern, None
     if attention_mask.shape[-1] < kv_offset + kv_length:
         return NotImplemented
     shown = attention_mask[:, kv_offset : kv_offset + kv_length]
     if shown.all():
-        return None
-    if (pattern.causal or pattern.window is not None) and q_length != kv_length:
+        return pattern, None
+    if pattern.causal and (q_length == 1 or q_length > kv_length):  # a mask of one row is short
+        return NotImplemented
+    if not pattern.causal and pattern.window is not None and q_length != kv_length:
         return NotImplemented
     if pattern.window is not None and not _is_whole(shown):  # its distances count the tokens that are left out
         return NotImplemented
-    return shown
+    return pattern, shown
 
 
 def _window_of(config: Any) -> Any:
@@ -208,6 +233,8 @@ def forward(
     _model_keywords.check(others, attention_mask)
     key, value = _update_cache(module, key, value, kwargs)
     layout = {name: kwargs.pop(name, None) for name in _LAYOUT}
+    if (attention_mask is not None and attention_mask.dim() < 3) or any(x is not None for x in layout.values()):
+        key, value = made(key), made(value)
     if attention_mask is None and layout["cu_seq_lens_q"] is None and layout["block_table"] is None:
         attention_mask = _borders_of_positions(kwargs.get("position_ids"), query.shape[2], key.shape[2])
     sinks = sinks if s_aux is None else s_aux
@@ -234,6 +261,27 @@ def forward(
         indices=indices,
         **kwargs,
     )
+
+
+def over_sequences(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Later,
+    scaling: float | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+    dropout: float,
+    modified: bool,
+) -> Tensor | None:
+    """[b, n, hq, dv] under a later_mask(), without making it; None where that is not to be had."""
+    global calls
+    pattern, given = mask.given
+    scale = None if scaling is None else float(scaling)
+    modified |= sinks is not None and sinks.dim() > 1
+    out = _attend(_Call(query, key, value, given, pattern.causal, pattern.window, scale, softcap, sinks, dropout, modified), {})
+    calls += out is not None
+    return out
 
 
 def _update_cache(module: Any, key: Tensor, value: Tensor, kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
@@ -264,6 +312,8 @@ def _attend(call: _Call, kwargs: dict[str, Any]) -> Tensor | None:
     given = call.mask
     if given is None and (call.causal or call.window is None or call.window >= m):
         return None
+    if isinstance(call.key, Codes) and given is not None and given.dim() == 2 and call.causal and not call.modified:
+        return _each_sequence(call, given) if call.dropout == 0 and _is_whole(given.bool()) else None
     if isinstance(call.key, OnlyForRapt):
         return None
     gqa = call.query.shape[1] != call.key.shape[1]
@@ -279,7 +329,7 @@ def _attend(call: _Call, kwargs: dict[str, Any]) -> Tensor | None:
         return None
     given = given.bool()
     if call.causal or call.window is not None:
-        return _without_padding(call, given) if n == m else None
+        return _without_padding(call, given) if n == m or (call.causal and n < m) else None
     return _over_shown_keys(call, given)
 
 
@@ -325,17 +375,39 @@ def _packed_attention(call: _Call, borders: Tensor, key_borders: Tensor) -> Tens
 
 def _borders_and_tokens(shown: Tensor) -> tuple[Tensor, Tensor]:
     """Borders int32 [b + 1] of the tokens that are shown, and where these are in [b * m]."""
-    borders = torch.nn.functional.pad(shown.sum(1).cumsum(0), (1, 0)).int()
-    return borders, shown.flatten().nonzero()[:, 0]
+    _, where, borders, _, _ = unpad_input(shown, shown)
+    return borders, where
 
 
 def _without_padding(call: _Call, shown: Tensor) -> Tensor:
     """Rows of padding are 0."""
-    borders, where = _borders_and_tokens(shown)
-    query, key, value = (_tokens(x).index_select(0, where) for x in (call.query, call.key, call.value))
-    part = _attention(call, (query, key, value), borders, borders)
-    out = part.new_zeros((shown.numel(), *part.shape[1:])).index_copy(0, where, part)
-    return out.view(*shown.shape, *out.shape[1:])
+    rows = shown[:, shown.shape[1] - call.query.shape[2] :]
+    key_borders, keys = _borders_and_tokens(shown)
+    borders, where = (key_borders, keys) if rows.shape == shown.shape else _borders_and_tokens(rows)
+    query = index_first_axis(_tokens(call.query), where)
+    key, value = (index_first_axis(_tokens(x), keys) for x in (call.key, call.value))
+    part = _attention(call, (query, key, value), borders, key_borders)
+    return index_put_first_axis(part, where, rows.numel()).view(*rows.shape, *part.shape[1:])
+
+
+def _each_sequence(call: _Call, shown: Tensor) -> Tensor:
+    """The same over codes, which stay where they are: sequence by sequence, whose tokens are neighbours."""
+    (b, hq, n, d), m = call.query.shape, shown.shape[1]
+    key: Any = call.key
+    value: Any = call.value
+    scale, left = d**-0.5 if call.scale is None else call.scale, -1 if call.window is None else call.window - 1
+    out = call.query.new_zeros((b, n, hq, value.shape[-1]))
+    for i, places in enumerate(shown):
+        tokens = places.nonzero()
+        if len(tokens) == 0:
+            continue
+        begin, end = int(tokens[0]), int(tokens[-1]) + 1
+        first, last = max(begin - (m - n), 0), end - (m - n)
+        if first < last:
+            k, v = (x.narrow(0, i, 1).narrow(2, begin, end - begin) for x in (key, value))
+            rows = call.query[i : i + 1, :, first:last]
+            out[i, first:last] = _model_attention.forward(rows, k, v, None, None, call.sinks, True, left, call.softcap, scale)[0]
+    return out
 
 
 def _over_shown_keys(call: _Call, shown: Tensor) -> Tensor:
@@ -346,7 +418,7 @@ def _over_shown_keys(call: _Call, shown: Tensor) -> Tensor:
     borders, where = _borders_and_tokens(shown)
     b, _, n, _ = call.query.shape
     rows = torch.arange(b + 1, dtype=torch.int32) * n
-    key, value = (_tokens(x).index_select(0, where) for x in (call.key, call.value))
+    key, value = (index_first_axis(_tokens(x), where) for x in (call.key, call.value))
     out = _attention(call, (_tokens(call.query), key, value), rows, borders)
     return out.view(b, n, *out.shape[1:])
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from rapt import _model_fork, _model_sparse, _refusals
 from rapt._codes import Codes, OnlyForRapt, Rows
 from rapt._mla import Options, Sizes, cheaper_form
-from rapt._model_later import Later
+from rapt._model_later import Later, made
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _MARK = "rapt_latent"
@@ -77,8 +77,8 @@ def _deferring(theirs: Any, names: Container[str]) -> Any:
     def expand_kv(self: Any, kv_nope: Any, k_rot: Any) -> tuple[Tensor, Tensor]:
         rows = Tokens(self, kv_nope, k_rot)
         if self.config._attn_implementation not in names or not _may_wait(rows):
-            made: tuple[Tensor, Tensor] = theirs(self, kv_nope, k_rot)
-            return made
+            now: tuple[Tensor, Tensor] = theirs(self, kv_nope, k_rot)
+            return now
         both: list[tuple[Tensor, Tensor]] = []
 
         def expanded(i: int) -> Tensor:
@@ -132,6 +132,7 @@ def attend(
     sizes = Sizes(b, n, m, nope, rope.shape[-1], rank, v)
     if isinstance(latent, Tensor) and cheaper_form(sizes, Options(v, scale, causal, "bottom_right")) == "expanded":
         return None
+    mask = made(mask)
     w_uk, w_uv = layer.kv_b_proj.weight.view(h, nope + v, rank).split((nope, v), 1)
     absorbed = torch.cat((torch.einsum("bhnd,hdc->bhnc", query[..., :nope], w_uk), query[..., nope:]), -1)
     key = _model_fork.by_parts(_joined, latent, rope)

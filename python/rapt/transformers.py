@@ -216,6 +216,11 @@ def _mask(**arguments: Any) -> Tensor | None:
     for "causal, within the layer's sliding window, and query and keys end together", and "all" in layers that are not."""
     if _is_plainly_causal(**arguments):
         return None
+    later = _model_flash.later_mask(_whole_mask, arguments)
+    return _whole_mask(**arguments) if later is None else later
+
+
+def _whole_mask(**arguments: Any) -> Tensor | None:
     # Its own reasons to leave a causal mask out are about PyTorch's alignment.
     mask: Tensor | None = sdpa_mask(**arguments | {"allow_is_causal_skip": False})
     return mask
@@ -279,13 +284,20 @@ def _attention_forward(
     if isinstance(key, Later):
         is_causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
         if dropout == 0:
-            mask, bias = _mask_and_bias(attention_mask, position_bias)
+            later = isinstance(attention_mask, Later)
+            mask, bias = (attention_mask, position_bias) if later else _mask_and_bias(attention_mask, position_bias)
             plain = is_causal and attention_mask is None
             out = _model_latent.attend(query, key.given, mask, bias, s_aux, indices, plain, sliding_window, softcap, scaling)
             if out is not None:
                 _calls += 1
                 return out, None
         key, value = made(key), made(value)
+    if isinstance(attention_mask, Later):
+        modified = position_bias is not None or indices is not None
+        over = _model_flash.over_sequences(query, key, value, attention_mask, scaling, softcap, s_aux, dropout, modified)
+        if over is not None:
+            return over, None
+        attention_mask = made(attention_mask)
     if indices is not None:
         modified = dropout != 0 or any(x is not None for x in (softcap, position_bias, sliding_window))
         if not modified and _model_sparse.takes(query, key, value, attention_mask, indices, s_aux):
