@@ -68,7 +68,7 @@ def svg(context: dict[str, Any], rows: list[dict[str, Any]]) -> str:
 def generation_svg(context: dict[str, Any], rows: list[dict[str, Any]]) -> str:
     """Tokens per second by context length: a bar for each attention and cache, drawn to the longest of its type and threads."""
     title = "Generation: tokens per second by context length"
-    return _rates(title, context, rows, "tokens_per_s", lambda row: row["model"], lambda row: f"{row['length']} tokens")
+    return _rates(title, context, rows, "tokens_per_s", lambda row: f"{row['model']}, batch {row['batch']}", lambda row: f"{row['length']} tokens")
 
 
 def engines_svg(context: dict[str, Any], rows: list[dict[str, Any]]) -> str:

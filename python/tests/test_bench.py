@@ -378,7 +378,8 @@ GENERATE = ["--generate", "--quick", "--threads", "1", "--tokens", "4", "--sampl
 
 @pytest.mark.parametrize(
     ("model", "more"),
-    [("llama", ["--batch", "2", "--cache", "i8,i4x2"]), ("qwen3-next", ["--fill"]), ("deepseek", ["--chunk", "9"]), ("gpt-oss", ["--fill", "--cache", "i8"])],
+    [("llama", ["--batch", "2,3", "--cache", "i8,i4x2"]), ("qwen3-next", ["--fill"]), ("deepseek", ["--chunk", "9", "--cache", "i8"]),
+     ("deepseek-sparse", []), ("gpt-oss", ["--fill", "--cache", "i8"])],
 )  # fmt: skip
 def test_generation(model, more, tmp_path, capsys):
     generate = pytest.importorskip("rapt.bench.generate", reason="needs transformers")
@@ -387,23 +388,24 @@ def test_generation(model, more, tmp_path, capsys):
     bench.main([*words, "--json", str(files[0]), "--svg", str(files[1])])
     document = json.loads(files[0].read_text())
     peer, caches = "eager" if model == "gpt-oss" else "sdpa", more[-1].split(",") if "--cache" in more else []
+    batches = (2, 3) if model == "llama" else (1,)
     sides = [f"{peer}, DynamicCache", f"{peer}, StaticCache", "rapt, Cache", *(f"rapt, Cache {word}" for word in caches)]
     dtypes = ("f32", "bf16") if model == "llama" else ("f32",)
-    assert [(row["dtype"], row["length"], row["side"]) for row in document["rows"]] == [
-        (dtype, length, side) for dtype in dtypes for length in (20, 30) for side in sides
+    assert [(row["dtype"], row["batch"], row["length"], row["side"]) for row in document["rows"]] == [
+        (dtype, batch, length, side) for dtype in dtypes for batch in batches for length in (20, 30) for side in sides
     ]
     for row in document["rows"]:
-        assert row["model"] == model and row["batch"] == (2 if model == "llama" else 1) and row["step"]["samples"] == 3
+        assert row["model"] == model and row["step"]["samples"] == 3
         assert row["tokens_per_s"] == pytest.approx(1e3 * row["batch"] / row["step"]["best_ms"])
         assert (row["first"] is None) == ("--fill" in more) and row["speedup_best"] > 0
     if model == "llama":  # 4 layers, 2 heads of 16 columns for keys and for values; the last token of the steps is in no cache
-        held = {(row["dtype"], row["length"], row["side"]): row["cache_bytes"] for row in document["rows"]}
-        for (dtype, length, side), size in held.items():
+        held = {(row["dtype"], row["batch"], row["length"], row["side"]): row["cache_bytes"] for row in document["rows"]}
+        for (dtype, batch, length, side), size in held.items():
             of_a_row = {"i8": 20, "i4x2": 12}.get(side.split()[-1], 64 if dtype == "f32" else 32)
             room = length + (5 if "Static" in side else 4)
-            assert size == 2 * room * 4 * 2 * 2 * of_a_row
+            assert size == batch * room * 4 * 2 * 2 * of_a_row
     text = " ".join(t.data for t in nodes(xml.dom.minidom.parse(str(files[1]))))
-    assert "tokens per second by context length" in text and "30 tokens" in text and all(side in text for side in sides)
+    assert "tokens per second by context length" in text and "30 tokens" in text and f"batch {batches[-1]}" in text and all(side in text for side in sides)
     printed = capsys.readouterr().out
     assert all(side in printed for side in sides) and "tokens/s" in printed
     assert len(generate.cells_of(document["rows"][0])) == len(generate.HEAD)
@@ -477,7 +479,7 @@ def test_engines_time_nothing_where_results_differ(monkeypatch):
     (["--generate", "--tokens", "3"], "--tokens: 3; wanted 4 or more"),
     (["--generate", "--seeds", "4"], "--seeds: has no meaning with --generate"),
     (["--generate", "--no-math"], "--no-math: has no meaning with --generate"),
-    (["--generate", "--model", "deepseek", "--cache", "i8"], "--cache: its layers compute with cached rows"),
+    (["--generate", "--model", "deepseek-sparse", "--fill"], "--fill: its layers choose keys by what they hold"),
     (["--generate", "--model", "bert"], "argument --model: invalid choice: 'bert'"),
 ])  # fmt: skip
 def test_wrong_options_of_generation_and_engines(words, said, capsys):

