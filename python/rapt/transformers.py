@@ -5,9 +5,9 @@
     model = AutoModelForCausalLM.from_pretrained(..., attn_implementation="rapt")   # or model.set_attn_implementation("rapt")
 
 Registers the attention function, and with it the function that makes masks. Key heads are not repeated. Causal masks and
-sliding windows without padding are not made: the kernel knows where rows sit. Softcap, sinks, position biases and the keys
-chosen by sparse attention are taken. Padding, packed sequences, chunks and static caches arrive as boolean masks. Rows of
-padding give 0, as with "sdpa".
+sliding windows are not made: the kernel knows where rows sit, and padding and packed sequences are lengths. Softcap, sinks, position
+biases and the keys chosen by sparse attention are taken. Chunked attention and static caches arrive as boolean masks. Rows of
+padding give 0. Latent attention reads the latents of the cache.
 
 attn_implementation="rapt_flash" is the same over sequences without padding, on the CPU: padding is left out of batches, packed
 sequences (position_ids that begin again, cu_seq_lens_q) are kept apart, and transformers' continuous batching and

@@ -10,6 +10,7 @@ import torch
 transformers = pytest.importorskip("transformers")
 
 import rapt.transformers  # noqa: E402
+import test_mla_models  # noqa: E402
 from test_delta_rule_models import linear_model  # noqa: E402
 from test_transformers import CONFIGS, SIZES, models, prompt  # noqa: E402
 from transformers import DynamicCache  # noqa: E402
@@ -291,9 +292,9 @@ def test_another_library_may_wrap_the_function_that_makes_caches(monkeypatch):
     ours.generate(**prompt(False), max_new_tokens=2)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", [*CONFIGS, "deepseek_v3", "deepseek_v32"])
 def test_assisted_generation_gives_the_same_tokens(name):
-    eager, ours = models(name)
+    eager, ours = of_any_kind(name)
     with torch.no_grad():
         assistant = copy.deepcopy(ours)
         for p in assistant.parameters():  # one that is often wrong
@@ -302,6 +303,44 @@ def test_assisted_generation_gives_the_same_tokens(name):
     ids = {"input_ids": prompt(False)["input_ids"][:1]}
     got = ours.generate(**ids, **options, assistant_model=assistant)
     assert torch.equal(got, eager.generate(**ids, **options))
+
+
+def of_any_kind(name):
+    """A model with eager attention and with rapt's: with windows, latents, indexers, linear attention."""
+    if name in CONFIGS:
+        return models(name)
+    if name in test_mla_models.MODELS:
+        return test_mla_models.models(name)
+    ours, eager = (linear_model(name, attn_implementation=which).eval() for which in ("rapt", "eager"))
+    eager.load_state_dict(ours.state_dict())
+    return eager, ours
+
+
+KINDS = [*CONFIGS, "deepseek_v3", "deepseek_v32", "qwen3_next", "olmo_hybrid"]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_generation_that_was_killed_goes_on_from_its_file(name):
+    eager, ours = of_any_kind(name)
+    ids = torch.randint(3, 64, (2, 20))
+    options = {"do_sample": False, "eos_token_id": -1, "pad_token_id": 0}
+    wanted = eager.generate(ids, **options, max_new_tokens=15)
+    cache = Cache(ours.config)
+    first, file = ours.generate(ids, **options, max_new_tokens=6, past_key_values=cache), io.BytesIO()
+    torch.save((first, cache), file)
+    del cache
+    file.seek(0)
+    text, cache = torch.load(file, weights_only=False)
+    got = ours.generate(text, attention_mask=torch.ones_like(text), **options, max_new_tokens=9, past_key_values=cache)
+    assert torch.equal(got, wanted) and cache.get_seq_length() == 34
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3", "deepseek_v32", "qwen3_next", "olmo_hybrid"])
+def test_padded_beams_of_all_kinds(name):
+    eager, ours = of_any_kind(name)
+    inputs = {key: x % 64 for key, x in prompt(True).items()}
+    options = {"max_new_tokens": 10, "do_sample": False, "num_beams": 3, "eos_token_id": -1, "pad_token_id": 0}
+    assert torch.equal(ours.generate(**inputs, **options), eager.generate(**inputs, **options))
 
 
 @pytest.mark.parametrize("kind", ["qwen3_next", "olmo_hybrid"])

@@ -347,7 +347,7 @@ def test_switching():
         for name in ("eager", "sdpa", "rapt"):
             ours.set_attn_implementation(name)
             assert ours.config._attn_implementation == name
-            ours(**inputs)
+            ours(**prompt(False))
         assert _model_flash.calls == before
         ours.set_attn_implementation("rapt_flash")
         ours(**inputs)
