@@ -102,7 +102,8 @@ def test_greedy_tokens(name, padding):
     assert (got.sequences == wanted.sequences).all() and got.sequences[:, 21:].unique().numel() > 3
     torch.testing.assert_close(torch.stack(got.logits), torch.stack(wanted.logits), rtol=0, atol=1e-4)
     layers = SIZES["num_hidden_layers"]
-    assert (kernel.eager, kernel.by_python) == (layers, 8 * layers)  # steps attend to latents
+    by_mask = layers if not padding or name in SPARSE else 0  # the prompt; steps attend to latents
+    assert (kernel.eager, kernel.by_python) == (by_mask, 9 * layers - by_mask)
     if name in SPARSE:
         assert kernel.masks[layers:] == [None] * 8 * layers
 
@@ -127,12 +128,13 @@ def test_caches_keep_latents_and_steps_read_them_as_they_lie(name, options):
     assert torch.equal(got, eager.generate(**prompt(True), **options)) and 0 < len(counts) <= 3 * SIZES["num_hidden_layers"]
     for layer in cache.layers:
         rows = rapt._model_latent._joined(layer.keys, layer.values)
-        assert rows.data_ptr() == layer.keys.data_ptr() and rows.shape[-1] == 40
+        in_place = name not in SPARSE or "num_beams" not in options  # beams of layers with indexers are copied
+        assert (rows.data_ptr() == layer.keys.data_ptr()) is in_place and rows.shape[-1] == 40
     b = got.shape[0] * options.get("num_beams", 1)
     assert cache.nbytes == SIZES["num_hidden_layers"] * b * 29 * (32 + 8) * 4  # of heads it would be 4 * (16 + 8 + 12)
 
 
-@pytest.mark.parametrize(("kv_dtype", "of_a_row", "most"), [("i8", 32 + 4, 0.1), ("f8e4m3", 32 + 4, 0.4), ("i4x2", 16 + 4, 0.8)])
+@pytest.mark.parametrize(("kv_dtype", "of_a_row", "most"), [("i8", 32 + 4, 0.2), ("f8e4m3", 32 + 4, 0.4), ("i4x2", 16 + 4, 0.8)])
 @pytest.mark.parametrize("name", MODELS)
 def test_quantised_latents(name, kv_dtype, of_a_row, most):
     """Their rotary parts stay as they are. Errors against fp32 are relative to the standard deviation of logits."""
