@@ -65,15 +65,12 @@ def forward(
     sinks: Tensor | None,
     causal: bool,
     left: int,
-    softcap: float | None,
-    scale: float,
-    dropout: float = 0.0,
-    seed: Tensor | None = None,
+    *options: Any,
 ) -> Tensor:
     """_model_attention.forward(), whose keys and values may be Shared. A part that sequences share is read once for all of them."""
     if not isinstance(key, Shared):
-        return _model_attention.forward(query, key, value, mask, bias, sinks, causal, left, softcap, scale, dropout, seed)
-    if left >= 0 or dropout != 0:
+        return _model_attention.forward(query, key, value, mask, bias, sinks, causal, left, *options)
+    if left >= 0 or any(options[2:3]):  # dropout
         raise ValueError(
             "past_key_values: got a fork of a rapt.transformers.Cache for attention with a sliding window or dropout; "
             "wanted a fork of a Cache(model.config), whose layers with windows have copies, and model.eval()"
@@ -89,7 +86,8 @@ def forward(
             q = query.view(groups, each, hq, n, d).transpose(1, 2).reshape(groups, hq, each * n, d)
             seen, added = _grouped(seen, b, groups, n), _grouped(added, b, groups, n)
         # A row sees all keys of the parts before its own.
-        out, lse = _model_attention.run(q, k, v, seen, added, sinks if i == 0 else None, causal and i == last, -1, softcap, scale, with_lse=True)
+        inputs = (q, k, v, seen, added, sinks if i == 0 else None, causal and i == last, -1)
+        out, lse = _model_attention.run(*inputs, *options[:2], with_lse=True)
         assert lse is not None
         outs.append(out.view(b, n, hq, -1).transpose(1, 2))
         lses.append(lse.view(groups, hq, each, n).transpose(1, 2).reshape(b, hq, n))

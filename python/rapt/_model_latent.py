@@ -121,7 +121,7 @@ def attend(
     indices: Tensor | None,
     causal: bool,
     window: int | None,
-    softcap: float | None,
+    cap: float | None,
     scaling: float | None,
 ) -> Tensor | None:
     """[b, n, h, v] in the latent space. None where that is more work than over the keys and values of all heads, if these can be made."""
@@ -137,12 +137,13 @@ def attend(
     absorbed = torch.cat((torch.einsum("bhnd,hdc->bhnc", query[..., :nope], w_uk), query[..., nope:]), -1)
     key = _model_fork.by_parts(_joined, latent, rope)
     value = _model_fork.by_parts(lambda rows: rows if isinstance(rows, Codes) else rows[..., :rank], key)
-    if indices is not None and mask is not None and not isinstance(key, _model_fork.Shared) and _model_sparse.takes(absorbed, key, value, mask, indices, sinks):
+    whole = not isinstance(key, _model_fork.Shared)
+    if indices is not None and mask is not None and whole and _model_sparse.takes(absorbed, key, value, mask, indices, sinks):
         out = _model_sparse.over_lists(absorbed, key, value, mask, indices, sinks, scale)
     else:
         mask = mask if indices is None else _model_sparse.masked(mask, indices, m)
         left = window - 1 if causal and window is not None and window < m else -1
-        out = _model_fork.forward(absorbed, key, value, mask, bias, sinks, causal and n > 1, left, softcap, scale)
+        out = _model_fork.forward(absorbed, key, value, mask, bias, sinks, causal and n > 1, left, cap, scale)
     return torch.einsum("bnhc,hvc->bnhv", out, w_uv)
 
 

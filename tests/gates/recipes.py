@@ -45,7 +45,7 @@ def operation(name, *exceptions):
 
 # Exceptions: its own files under other names, and files that use it.
 EXAMPLES += [
-    operation("merge_states", "python/rapt/_cache.py", "src/cuda/kernels/kernels.hpp", "tools/check.cpp", "tools/main.cpp"),
+    operation("merge_states", "python/rapt/_cache.py", "python/rapt/_model_fork.py", "src/cuda/kernels/kernels.hpp", "tools/check.cpp", "tools/main.cpp"),
     operation("append_kv", "python/rapt/_cache.py", "python/rapt/_codes.py", "python/rapt/_flash_attn_cache.py", "python/rapt/_fp8_rows.py",
               "python/rapt/_vllm_attention.py", "python/rapt/mla.py", "src/cuda/kernels/kernels.hpp"),
     operation("select_topk", "python/rapt/_dsa", "python/rapt/dsa.py", "python/rapt/torch.py", "python/src/dsa.cpp",
