@@ -11,33 +11,10 @@
 What every argument means to the last corner is in docs/contract.md of the source.
 """
 
-from rapt import _core, dsa
-from rapt._attention import attention, dropout_mask, explain, explain_problem
-from rapt._attention_backward import Gradients, attention_backward
-from rapt._cache import append_kv, merge_states
+from rapt import _core, _public, dsa
 from rapt._core import Explanation
-from rapt._delta_rule import DeltaRuleGradients, delta_rule, delta_rule_backward
-from rapt._guards import GuardReport, GuardWarning, NotWatchedWarning, guards
-from rapt._info import info
+from rapt._public import *
 
 __version__: str = _core.version()
-__all__ = [
-    "DeltaRuleGradients",
-    "Explanation",
-    "Gradients",
-    "GuardReport",
-    "GuardWarning",
-    "NotWatchedWarning",
-    "append_kv",
-    "attention",
-    "attention_backward",
-    "delta_rule",
-    "delta_rule_backward",
-    "dropout_mask",
-    "dsa",
-    "explain",
-    "explain_problem",
-    "guards",
-    "info",
-    "merge_states",
-]
+__all__ = ["Explanation", "dsa"]
+__all__ += _public.__all__

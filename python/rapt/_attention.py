@@ -13,6 +13,8 @@ from rapt import _core
 from rapt._arrays import Array
 from rapt._scalars import truth
 
+__all__ = ["attention", "dropout_mask", "explain", "explain_problem"]
+
 KvDtype: TypeAlias = Literal["i4x2", "i8", "f8e4m3", "f8e5m2"]
 
 

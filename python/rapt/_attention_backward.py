@@ -10,6 +10,8 @@ from rapt import _core
 from rapt._arrays import Array, empty_gradients
 from rapt._attention import SIGNATURE, Differentiable, check_lists, forward_arguments
 
+__all__ = ["Gradients", "attention_backward"]
+
 if TYPE_CHECKING:
     from typing import Unpack
 

@@ -10,6 +10,8 @@ from rapt._arrays import Array, empty_like, shape_of
 from rapt._attention import KvDtype
 from rapt._scalars import truth
 
+__all__ = ["append_kv", "merge_states"]
+
 
 def append_kv(
     k_new: Array,

@@ -8,6 +8,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from rapt import _core
 from rapt._arrays import Array, empty_gradients, empty_like, shape_of
 
+__all__ = ["DeltaRuleGradients", "delta_rule", "delta_rule_backward"]
+
 Rule: TypeAlias = Literal["linear", "gated", "delta", "gated_delta"]
 Wanted: TypeAlias = Literal["q", "k", "v", "g", "beta", "initial_state", "a_log", "dt_bias"]
 

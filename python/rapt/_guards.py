@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from rapt import _core
 from rapt._scalars import integer, real, truth
 
+__all__ = ["GuardReport", "GuardWarning", "NotWatchedWarning", "guards"]
+
 Place = tuple[str, tuple[int, ...]]
 """An element: its argument or result, or "scores", and its index there."""
 

@@ -8,6 +8,8 @@ from typing import TypedDict
 
 from rapt import _core
 
+__all__ = ["info"]
+
 
 class Entry(TypedDict):
     """One kernel of this build, for one instruction set."""

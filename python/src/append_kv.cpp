@@ -32,7 +32,10 @@ void append_kv(const AppendArguments& a) {
 }  // namespace
 
 void bind_append_kv(nb::module_& m) {
-  m.def("append_kv", [](const nb::args& given) { append_kv(arguments_of<AppendArguments>(given)); });
+  m.def(
+      "append_kv", [](const nb::args& given) { append_kv(arguments_of<AppendArguments>(given)); },
+      nb::sig("def append_kv(*arguments: Any) -> None"),
+      "`rapt.append_kv`: all its arguments, those of the cache last, in the order of cache.hpp.");
 }
 
 }  // namespace rapt::python

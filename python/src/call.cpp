@@ -328,13 +328,20 @@ void run_as_torch(const AttentionBackwardArgs& args) {
 }
 
 void bind_attention(nb::module_& m) {
-  m.def("attention", [](const nb::args& given) { return attention(arguments_of<AttentionArguments>(given)); });
+  m.def(
+      "attention", [](const nb::args& given) { return attention(arguments_of<AttentionArguments>(given)); },
+      nb::sig("def attention(*arguments: Any) -> Any"), "`rapt.attention`: all its arguments, in its order.");
 }
 
 void bind_attention_backward(nb::module_& m) {
-  m.def("attention_backward", [](const nb::tuple& forward, const nb::tuple& gradients) {
-    attention_backward(arguments_of<AttentionArguments>(forward), arguments_of<GradientArguments>(gradients));
-  });
+  m.def(
+      "attention_backward",
+      [](const nb::tuple& forward, const nb::tuple& gradients) {
+        attention_backward(arguments_of<AttentionArguments>(forward), arguments_of<GradientArguments>(gradients));
+      },
+      nb::sig("def attention_backward(forward: tuple[Any, ...], gradients: tuple[Any, ...], /) -> None"),
+      "Gradients of attention(*forward), whose `out` is the result that it had. `gradients` are dout, lse, dlse or "
+      "None, and the arrays to write, or None: dq, dk, dv, dbias, dsinks, dalibi.");
 }
 
 }  // namespace rapt::python

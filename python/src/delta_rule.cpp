@@ -172,15 +172,25 @@ void delta_rule_backward(const DeltaRuleInputs& inputs, const DeltaRuleGradients
 }  // namespace
 
 void bind_delta_rule(nb::module_& m) {
-  m.def("delta_rule", [](const nb::tuple& inputs, const nb::tuple& results) {
-    delta_rule(arguments_of<DeltaRuleInputs>(inputs), arguments_of<DeltaRuleResults>(results));
-  });
+  m.def(
+      "delta_rule",
+      [](const nb::tuple& inputs, const nb::tuple& results) {
+        delta_rule(arguments_of<DeltaRuleInputs>(inputs), arguments_of<DeltaRuleResults>(results));
+      },
+      nb::sig("def delta_rule(inputs: tuple[Any, ...], results: tuple[Any, ...], /) -> None"),
+      "`rapt.delta_rule` into `out` and, if it is not None, `final_state`: what it and its gradients are given alike, "
+      "in the order of _delta_rule.py's _INPUTS, and out, final_state, state_slots and accepted.");
 }
 
 void bind_delta_rule_backward(nb::module_& m) {
-  m.def("delta_rule_backward", [](const nb::tuple& inputs, const nb::tuple& gradients) {
-    delta_rule_backward(arguments_of<DeltaRuleInputs>(inputs), arguments_of<DeltaRuleGradients>(gradients));
-  });
+  m.def(
+      "delta_rule_backward",
+      [](const nb::tuple& inputs, const nb::tuple& gradients) {
+        delta_rule_backward(arguments_of<DeltaRuleInputs>(inputs), arguments_of<DeltaRuleGradients>(gradients));
+      },
+      nb::sig("def delta_rule_backward(inputs: tuple[Any, ...], gradients: tuple[Any, ...], /) -> None"),
+      "Gradients of delta_rule(inputs, ..). `gradients` are dout, dfinal_state or None, and the arrays to write, or "
+      "None: dq, dk, dv, dg, dbeta, dinitial_state, da_log, ddt_bias.");
 }
 
 }  // namespace rapt::python

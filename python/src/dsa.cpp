@@ -74,12 +74,16 @@ void bind_index_scores(nb::module_& m) {
       [](const nb::tuple& inputs, nb::handle scores, nb::handle indices) {
         index_scores(arguments_of<IndexInputs>(inputs), scores, indices);
       },
-      nb::arg(), any, any);
+      nb::arg(), any, any, nb::sig("def index_scores(inputs: tuple[Any, ...], scores: Any, indices: Any, /) -> None"),
+      "`rapt.dsa.index_scores` into `scores`, or `rapt.dsa.index_topk` into `indices`; the other is None. `inputs` in "
+      "the order of _dsa.py's _INPUTS.");
 }
 
 void bind_select_topk(nb::module_& m) {
   const auto any = nb::arg().none();
-  m.def("select_topk", &select_topk, any, any, any, any);
+  m.def("select_topk", &select_topk, any, any, any, any,
+        nb::sig("def select_topk(scores: Any, out: Any, threads: int | None, isa: str | None, /) -> None"),
+        "`rapt.dsa.select_topk` into `out`.");
 }
 
 }  // namespace rapt::python

@@ -34,7 +34,9 @@ void merge_states(const nb::sequence& outs, const nb::sequence& lses, nb::handle
 }  // namespace
 
 void bind_merge_states(nb::module_& m) {
-  m.def("merge_states", &merge_states, nb::arg(), nb::arg(), nb::arg(), nb::arg().none());
+  m.def("merge_states", &merge_states, nb::arg(), nb::arg(), nb::arg(), nb::arg().none(),
+        nb::sig("def merge_states(outs: Sequence[Any], lses: Sequence[Any], out: Any, lse: Any, /) -> None"),
+        "`rapt.merge_states` into `out` and, if it is not None, `lse`.");
 }
 
 }  // namespace rapt::python
