@@ -1,4 +1,4 @@
-# The lists of operations and of score modifiers, and the headers that include what each of them has by its name.
+# The lists of operations, of score modifiers and of kinds of keys, and the headers that include what each of them has by its name.
 # rapt_read_list(<variable> <file> <macro>): the names of the list, which CMake reads again when it changes.
 function(rapt_read_list variable file macro)
   set(file ${CMAKE_CURRENT_SOURCE_DIR}/include/rapt/${file})
@@ -9,6 +9,7 @@ function(rapt_read_list variable file macro)
 endfunction()
 rapt_read_list(rapt_operations operations.def RAPT_OPERATION)
 rapt_read_list(rapt_score_modifiers score_modifiers.def RAPT_SCORE_MODIFIER)
+rapt_read_list(rapt_kv_kinds kv_kinds.def RAPT_KV_KIND)
 
 # Headers that are made: those that users see, and those of the library, whose folder nobody else gets.
 set(rapt_generated_dir ${CMAKE_CURRENT_BINARY_DIR}/generated)
@@ -34,5 +35,8 @@ rapt_include_operations(src/cpu/kernels/all_tables.hpp "// The kernels of this I
 rapt_include_operations(tests/support/all_cases.hpp "// The case of every operation." operations/ /case.hpp)
 rapt_include_each(src/operations/attention/all_modifiers.hpp "// Every score modifier." operations/attention/modifier_ .hpp
                   ${rapt_score_modifiers})
+rapt_include_each(src/operations/attention/all_kinds.hpp "// Every kind of keys." operations/attention/kind_ .hpp ${rapt_kv_kinds})
+rapt_include_each(tests/operations/attention/all_layouts.hpp "// What tests do with every kind of keys."
+                  operations/attention/layout_ .hpp ${rapt_kv_kinds})
 rapt_include_each(tests/operations/attention/case_all_modifiers.hpp "// What tests do with every score modifier."
                   operations/attention/case_ .hpp ${rapt_score_modifiers})

@@ -43,7 +43,6 @@ KvCache cache_of(Arrays& arrays, nb::handle k, nb::handle v, const CacheArgument
   KvCache cache;
   cache.k = arrays.take("k", k, {.writable = writable, .bytes = bytes});
   cache.v = arrays.take("v", v, {.writable = writable, .bytes = bytes, .shaped = !writable});
-  cache.block_table = arrays.take("block_table", arguments.block_table, {.elements = Elements::integers});
   // Those that broadcast are inputs of append_kv too.
   const auto coding = [&](const char* name, nb::handle array, const MutableTensorView& rows) {
     const MutableTensorView t = arrays.take(name, array, {.elements = Elements::f32});
@@ -55,9 +54,7 @@ KvCache cache_of(Arrays& arrays, nb::handle k, nb::handle v, const CacheArgument
   cache.k_zero = coding("k_zero", arguments.k_zero, cache.k);
   cache.v_zero = coding("v_zero", arguments.v_zero, cache.v);
   cache.k_tail = arrays.take("k_tail", arguments.k_tail, {.writable = writable, .elements = Elements::floats});
-  const bool ring = truth("ring", arguments.ring);
-  if (ring && cache.block_table) refuse_value("ring", "True with a block_table", "one of them");
-  cache.kind = ring ? KvSource::Kind::ring : cache.block_table ? KvSource::Kind::paged : KvSource::Kind::strided;
+  arguments.layout.give(arrays, cache);
   return cache;
 }
 
@@ -68,24 +65,7 @@ KvCache cache_of(Arrays& arrays, nb::handle k, nb::handle v, const CacheArgument
 }
 
 KvSource keys_of(Arrays& arrays, nb::handle k, nb::handle v, const KeyArguments& arguments) {
-  const KvCache cache = cache_of(arrays, k, v, arguments.cache, false);
-  const auto integers = [&](const char* name, nb::handle array) {
-    return arrays.take(name, array, {.elements = Elements::integers});
-  };
-  const TensorView cu_seqlens = integers("cu_seqlens_k", arguments.cu_seqlens_k),
-                   seqlens = integers("cache_seqlens", arguments.cache_seqlens);
-  if (cu_seqlens && (seqlens || cache.kind != KvSource::Kind::strided))
-    refuse_value("cu_seqlens_k", "ragged keys with cache_seqlens, block_table or ring", "one kind of keys");
-  KvSource kv = cache.source(seqlens);
-  if (cu_seqlens) kv.kind = KvSource::Kind::ragged, kv.cu_seqlens = cu_seqlens;
-  kv.indices = integers("indices", arguments.indices), kv.counts = integers("counts", arguments.counts);
-  if (kv.indices) {
-    if (kv.kind != KvSource::Kind::strided || seqlens)
-      refuse_value("indices", "gathered keys with cu_seqlens_k, cache_seqlens, block_table or ring",
-                   "one kind of keys");
-    kv.kind = KvSource::Kind::gathered;
-  }
-  return kv;
+  return arguments.layout.source(arrays, cache_of(arrays, k, v, arguments.cache, false));
 }
 
 }  // namespace rapt::python

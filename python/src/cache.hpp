@@ -2,17 +2,19 @@
 #pragma once
 
 #include "array.hpp"
+#include "layouts.hpp"
 #include "rapt/kv_cache.hpp"
 
 namespace rapt::python {
 
 /// What makes a cache of k and v, as Python hands it on.
 struct CacheArguments {
-  nb::handle block_table, ring, k_scale, v_scale, k_zero, v_zero, k_tail, kv_dtype;
+  CacheLayout layout;
+  nb::handle k_scale, v_scale, k_zero, v_zero, k_tail, kv_dtype;
 };
 /// What makes keys and values of k and v, in that order.
 struct KeyArguments {
-  nb::handle cu_seqlens_k, cache_seqlens, indices, counts;
+  KeyLayout layout;
   CacheArguments cache;
 };
 

@@ -185,4 +185,10 @@ int64_t check_starts(const std::string& name, const Integers& starts, int64_t co
   return longest;
 }
 
+void refuse_page(const char* table, const char* keys, int64_t count, int64_t page, const std::string& place) {
+  throw Error(table, "page " + std::to_string(page) + place,
+              count == 0 ? std::string("no keys, as ") + keys + " has no pages"
+                         : "0 to " + std::to_string(count - 1) + ", one of " + keys + "'s pages");
+}
+
 }  // namespace rapt

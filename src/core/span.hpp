@@ -35,4 +35,13 @@ inline Integers integers_of(const TensorView& t, std::size_t dim = 0) {
 // Throws Error for `count` starts that do not rise from 0 to `total`. Returns the longest step.
 std::int64_t check_starts(const std::string& name, const Integers& starts, std::int64_t count, std::int64_t total);
 
+// Throws Error for an entry of the table that is none of the `count` pages of the tensor `keys`. place() says where it
+// stands.
+[[noreturn]] void refuse_page(const char* table, const char* keys, std::int64_t count, std::int64_t page,
+                              const std::string& place);
+template <class Place>
+void check_page(const char* table, const char* keys, std::int64_t count, std::int64_t page, const Place& place) {
+  if (page < 0 || page >= count) refuse_page(table, keys, count, page, place());
+}
+
 }  // namespace rapt

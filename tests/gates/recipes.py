@@ -21,7 +21,7 @@ COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/|(?m:^\s*#(?!\s*(?:if|define|include))[
 
 # The most existing files that a recipe may send its reader to, over what its examples need. Lower these; the aims are
 # 1, 6, 8, 7 and 5.
-MAXIMA = {"An operation": 1, "A score modifier": 6, "A KV layout": 11, "An element type": 8, "An ISA": 4}
+MAXIMA = {"An operation": 1, "A score modifier": 6, "A KV layout": 7, "An element type": 8, "An ISA": 4}
 
 # (recipe, pattern of the example, pattern of its own files' paths, beginnings of exceptions)
 EXAMPLES = [
@@ -30,10 +30,14 @@ EXAMPLES = [
     ("A score modifier", r"softcap", r"/(modifier|case)_softcap\.hpp$",
      ["python/rapt/_flash_attn", "python/rapt/_model_attention.py", "python/rapt/_model_flash.py",
       "python/rapt/_sparse_torch.py", "python/rapt/_vllm_attention.py", "python/rapt/flash_attn.py", "python/rapt/transformers.py",
-      "python/rapt/vllm.py", "python/src/eager."]),
+      "python/rapt/vllm.py", "python/src/eager.", "python/src/module.cpp"]),
     # GPU kernels know rings; a layout that they do not know, they refuse.
-    ("A KV layout", r"\bring\b|KV_RING", None, ["src/cpu/kernels/append_kv.cpp", "src/cuda/", "python/rapt/__init__.py"]),
-    ("A KV layout", r"\bgathered\b|KV_GATHERED", None, []),
+    ("A KV layout", r"\bring\b|KV_RING", r"/(kind|layout)_ring\.[ch]pp$",
+     ["src/cpu/kernels/append_kv.cpp", "src/cuda/", "python/rapt/__init__.py"]),
+    # PyTorch has a function of its own for gathered keys.
+    ("A KV layout", r"\bgathered\b|KV_GATHERED|\bkv_counts\b|\bpages_stride_token\b",
+     r"/(kind_gathered|layout_gathered|attention/lists|cpu_gathered)\.[ch]pp$",
+     ["python/rapt/_sparse_torch.py"]),
     ("An element type", r"(?i)\bf8e5m2\b|RAPT_F8E5M2", None, []),
 ]
 
@@ -47,13 +51,13 @@ def operation(name, *exceptions):
 # Exceptions: its own files under other names, and files that use it.
 EXAMPLES += [
     operation("merge_states", "python/rapt/_cache.py", "python/rapt/_model_fork.py", "src/cuda/kernels/kernels.hpp", "tools/check.cpp", "tools/main.cpp"),
-    operation("append_kv", "python/rapt/_cache.py", "python/rapt/_codes.py", "python/rapt/_flash_attn_cache.py", "python/rapt/_fp8_rows.py",
-              "python/rapt/_vllm_attention.py", "python/rapt/mla.py", "src/cuda/kernels/kernels.hpp"),
+    operation("append_kv", "python/rapt/__init__.py", "python/rapt/_cache.py", "python/rapt/_codes.py", "python/rapt/_flash_attn_cache.py", "python/rapt/_fp8_rows.py",
+              "python/rapt/_vllm_attention.py", "python/rapt/mla.py", "src/cuda/kernels/kernels.hpp", "src/operations/attention/kind"),
     operation("select_topk", "python/rapt/_dsa", "python/rapt/dsa.py", "python/rapt/torch.py", "python/src/dsa.cpp",
               "tests/fuzz/fuzz_validate_index_scores.cpp", "tests/operations/index_scores/"),
     operation("index_scores", "python/rapt/_dsa", "python/rapt/dsa.py", "python/rapt/torch.py", "python/src/dsa.cpp",
               "src/cpu/tile/index_rows.hpp", "tests/fuzz/fuzz_validate_index_scores.cpp"),
-    operation("delta_rule_backward", "python/rapt/_delta_rule", "python/src/delta_rule.cpp", "tests/fuzz/fuzz_validate_delta_rule.cpp"),
+    operation("delta_rule_backward", "python/rapt/__init__.py", "python/rapt/_delta_rule", "python/src/delta_rule.cpp", "tests/fuzz/fuzz_validate_delta_rule.cpp"),
 ]
 
 

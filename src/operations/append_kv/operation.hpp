@@ -17,7 +17,7 @@ struct OperationOf<AppendKvArgs> {
   static constexpr unsigned kComputesK = kRagged << 1, kComputesV = kRagged << 2;
   static constexpr auto modes = join(KvModes::names, std::array{"ragged rows"});
 
-  static constexpr Shapes kRows = Shapes("b hk sk").when(KvModes::paged, "pages hk page_size");
+  static constexpr Shapes kRows = AttentionShapes::cache;
   static constexpr Shapes kScales = kRows.broadcast_but("hk");
   static constexpr Shapes kNewRows = Shapes("b hk n").when(kRagged, "total hk");
 
@@ -26,8 +26,7 @@ struct OperationOf<AppendKvArgs> {
   static constexpr ArgumentTable arguments{
       written<&C::k, &Args::cache, &KvCache::k>("cache.k", kCacheTypes, kRows + "dk").packed(),
       written<&C::v, &Args::cache, &KvCache::v>("cache.v", kCacheTypes, kRows + "dv").packed().type_of("cache.k"),
-      read<&C::block_table, &Args::cache, &KvCache::block_table>("cache.block_table", kIntegers, "b m")
-          .in(KvModes::paged, true),
+      KeyKinds::cache_arguments<Args>,
       step(derive_room),
       read<&C::seqlens, &Args::seqlens>("seqlens", kIntegers, "b"),
       read<&C::cu_seqlens, &Args::cu_seqlens>("cu_seqlens", kIntegers, "b+1").in(kRagged, true),

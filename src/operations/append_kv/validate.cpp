@@ -62,7 +62,7 @@ constexpr std::array kLastFields = {
     flag_field<P, &P::given_scales>("given_scales"),
     flag_field<P, &P::values_are_keys>("values_are_keys"),
 };
-constexpr auto kFields = join(kFirstFields, cache_fields<P>, kLastFields);
+constexpr auto kFields = join(kFirstFields, KeyKinds::fields<P>, kLastFields);
 
 // An element that is Inf or NaN; 0 for numbers.
 float non_finite_part(const void* data, DType dtype, int64_t index) {
@@ -195,18 +195,14 @@ void check_places(const KvCache& cache, const AppendKvParams& f, bool is_endless
     int64_t page, begin, end;
   };
   std::vector<Run> runs;
-  const int64_t rows = cache.k.shape[2], pages = cache.k.shape[0];
+  const int64_t rows = cache.k.shape[2];
   for (int64_t i = 0; i < f.b; ++i) {
     const int64_t begin = f.len_before[i], end = begin + new_rows(f, i).count;
     for (int64_t at = begin; at < end;) {
       const int64_t page = f.pages.element(i * f.pages_stride_b + at / rows * f.pages.stride), row = at % rows,
                     stop = std::min(rows, row + end - at);
-      if (page < 0 || page >= pages)
-        throw Error(
-            "cache.block_table",
-            "page " + std::to_string(page) + " for key " + std::to_string(at) + " of sequence " + std::to_string(i),
-            pages == 0 ? "no new rows, as cache.k has no pages"
-                       : "0 to " + std::to_string(pages - 1) + ", one of cache.k's pages");
+      check_page("cache.block_table", "cache.k", f.page_count, page,
+                 [&] { return " for key " + std::to_string(at) + " of sequence " + std::to_string(i); });
       runs.push_back({page, row, stop});
       at += stop - row;
     }
@@ -334,7 +330,7 @@ void Op::derive_head_size(const void* given, Bound& bound) {
 Call Op::bind(const Args& args, Bound& bound) {
   const KvCache& cache = args.cache;
   const bool is_host = bound.device.type == DeviceType::cpu;  // lengths, tables and scales can be read here
-  const bool is_ragged = bound.mode & kRagged, is_paged = bound.mode & KvModes::paged;
+  const bool is_ragged = bound.mode & kRagged;
   P p;
   AppendKvParams f{};
   p.device = bound.device.type;
@@ -344,10 +340,9 @@ Call Op::bind(const Args& args, Bound& bound) {
   p.sk = f.room = bound[arguments.id("sk")];
   fill_cache(bound.mode, cache.k.shape[2], p);
   fill_layout(p, p.sk, f);
-  if (is_paged) {
-    f.pages = integers_of(cache.block_table, 1);
-    f.pages_stride_b = cache.block_table.strides[0], f.page_count = cache.k.shape[0];
-  }
+  KeyKinds::visit(bound.mode & KvModes::caches, [&]<class K>(K) {
+    if constexpr (KeyKinds::can_be<K, CacheProblem>) K::fill_tensors(cache, f);
+  });
   f.len_before = integers_of(args.seqlens);
   if (is_ragged) {
     p.ragged = f.total = bound[arguments.id("total")];

@@ -28,24 +28,24 @@ struct AttentionInputs {
   };
 
   static constexpr Shapes scales = keys.broadcast_but("hk");
-  static constexpr std::array scales_and_lengths = {
-      read<&C::k_scale, &A::kv, &K::k_scale>("kv.k_scale", kF32, scales + "k_groups").optional(),
-      read<&C::v_scale, &A::kv, &K::v_scale>("kv.v_scale", kF32, scales + "v_groups").optional(),
-      step([](const void* args, Bound& bound) { check_scale_shapes(static_cast<const A*>(args)->kv, bound); }),
-      read<&C::k_zero, &A::kv, &K::k_zero>("kv.k_zero", kF32, scales + "k_groups").optional(),
-      read<&C::v_zero, &A::kv, &K::v_zero>("kv.v_zero", kF32, scales + "v_groups").optional(),
-      read<&C::cu_seqlens_k, &A::kv, &K::cu_seqlens>("kv.cu_seqlens", kIntegers, "b+1").in(M::ragged, true),
-      read<&C::block_table, &A::kv, &K::block_table>("kv.block_table", kIntegers, "b n").in(M::paged, true),
-      read<&C::kv_seqlens, &A::kv, &K::seqlens>("kv.seqlens", kIntegers, "b")
-          .in(M::positions & ~M::ragged)
-          .needed(M::positions & ~M::consecutive),
-      read<&C::indices, &A::kv, &K::indices>("kv.indices", kIntegers, "b sq n").in(M::lists, true),
-      read<&C::kv_counts, &A::kv, &K::counts>("kv.counts", kIntegers, "b sq").in(M::lists),
-      step([](const void* args, Bound& bound) {
-        const A& a = *static_cast<const A*>(args);
-        check_lengths(a.cu_seqlens_q, a.kv, bound);
-      }),
-  };
+  static constexpr auto scales_and_lengths = join(
+      std::array{
+          read<&C::k_scale, &A::kv, &K::k_scale>("kv.k_scale", kF32, scales + "k_groups").optional(),
+          read<&C::v_scale, &A::kv, &K::v_scale>("kv.v_scale", kF32, scales + "v_groups").optional(),
+          step([](const void* args, Bound& bound) { check_scale_shapes(static_cast<const A*>(args)->kv, bound); }),
+          read<&C::k_zero, &A::kv, &K::k_zero>("kv.k_zero", kF32, scales + "k_groups").optional(),
+          read<&C::v_zero, &A::kv, &K::v_zero>("kv.v_zero", kF32, scales + "v_groups").optional(),
+      },
+      KeyKinds::arguments<A>,
+      std::array{
+          read<&C::kv_seqlens, &A::kv, &K::seqlens>("kv.seqlens", kIntegers, "b")
+              .in(M::positions & ~M::ragged)
+              .needed(M::needs_lengths),
+          step([](const void* args, Bound& bound) {
+            const A& a = *static_cast<const A*>(args);
+            check_lengths(a.cu_seqlens_q, a.kv, bound);
+          }),
+      });
 
   static constexpr auto modifiers = Modifiers::arguments<A>;
 };

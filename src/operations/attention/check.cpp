@@ -127,7 +127,7 @@ void check(const AttentionProblem& p) {
   for (const int64_t side : {p.window_left, p.window_right})
     if (side < -1) throw Error("score.window", std::to_string(side), "-1 (open), or 0 and more");
   for (const auto& [name, total, longest] : {std::tuple{"q", p.ragged_q, p.sq}, {"k", p.ragged_k, p.sk}})
-    if (total >= 0 && (total < longest || (longest > 0 ? (total - 1) / longest >= p.b : total > 0)))
+    if (total < -1 || (total >= 0 && (total < longest || (longest > 0 ? (total - 1) / longest >= p.b : total > 0))))
       throw Error(name, std::to_string(total) + " ragged rows", "between the longest sequence and b times it");
   if (p.kv_lengths && p.ragged_k >= 0) throw Error("kv.seqlens", "lengths for ragged keys", "cu_seqlens alone");
   check_cache(p);

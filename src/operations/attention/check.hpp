@@ -25,8 +25,8 @@ void fill_score(const ScoreSpec& score, AttentionProblem& p, AttentionParams& pa
 
 // Throws Error for more rows than offsets can reach.
 void check_rows(const AttentionProblem& problem);
-// Throws Error for what does not go with keys of this kind and needs no sizes; for modifiers that do not; and for sizes
-// and lengths that such keys do not have.
+// Throws Error for keys of two kinds, and for what does not go with keys of this one; for modifiers that do not; and
+// for sizes and lengths that such keys do not have.
 void check_kind(const AttentionProblem& problem);
 void check_modifiers(const AttentionProblem& problem);
 void check_key_lengths(const AttentionProblem& problem);

@@ -275,13 +275,15 @@ class AttentionEntry final : public DeviceEntry {
 
   std::string_view refuse(const Problem& problem, const Context::Impl&) const override {
     const auto& attention = std::get<AttentionProblem>(problem);
-    if (!has_positions(attention)) return "takes no gathered keys";
+    std::string_view reason;
+    KeyKinds::visit(AttentionModes::of(attention), [&]<class K>(K) { reason = K::gpu_refusal; });
+    if (!reason.empty()) return reason;
     if (attention.q_dtype == DType::f8e4m3 && kernel_.f8_queries != F8Queries::any) {
       if (kernel_.f8_queries == F8Queries::none) return "takes no f8e4m3 queries";
       if (only(attention.kv_dtype) & kFloatTypes) return "takes f8e4m3 queries over quantised keys only";
     }
-    if (kernel_.refuse_problem)
-      if (const std::string_view reason = kernel_.refuse_problem(attention); !reason.empty()) return reason;
+    if (kernel_.refuse_problem) reason = kernel_.refuse_problem(attention);
+    if (!reason.empty()) return reason;
     return kernel_.refuse(sizes_of(problem));
   }
 

@@ -12,6 +12,8 @@ namespace rapt {
 void check_key_shapes(const KvSource& kv, const Bound& bound);
 void check_scale_shapes(const KvSource& kv, const Bound& bound);
 void check_lengths(const TensorView& cu_seqlens_q, const KvSource& kv, Bound& bound);
+// Of a list of starts, the longest sequence, or on a device the most that it can be. Throws Error.
+std::int64_t longest_sequence(const char* name, const TensorView& starts, const Bound& bound, std::int64_t total);
 
 // What a problem says of the kind of keys of a call in this mode, and what parameters do.
 void fill_kind(unsigned mode, const Bound& bound, AttentionProblem& problem);
@@ -22,10 +24,10 @@ void fill_layout(const CacheProblem& problem, std::int64_t sk, KvLayout& layout)
 // Fills lengths, the block table and lists of keys into `params`. Their values are not read.
 void fill_keys(const AttentionArgs& args, const AttentionProblem& p, AttentionParams& params);
 
-// Of `count` keys that are written at once, the first that stays: of more than a ring has room for, the last ones do.
+// Of `count` keys that are written at once, the first that stays: the last ones do.
 std::int64_t first_kept(const KvLayout& layout, std::int64_t count);
 
-// Throws Error where a row sees a key that a ring no longer has, or that lies in a page that is none. `params` has what
+// Throws Error where a row sees a key that is not there: overwritten, or in a page that is none. `params` has what
 // scores become already. On a device, whose lengths and block tables are not read, only what shapes tell is checked.
 void check_visible_keys(const AttentionProblem& p, const AttentionParams& params);
 

@@ -95,7 +95,7 @@ constexpr std::array kLastFields = {
              },
              read_layout},
 };
-constexpr auto kFields = join(kFirstFields, Modifiers::fields, kLengthFields, AttentionModes::fields, kLastFields);
+constexpr auto kFields = join(kFirstFields, Modifiers::fields, kLengthFields, KeyKinds::fields<P>, kLastFields);
 
 }  // namespace
 

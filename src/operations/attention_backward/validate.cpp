@@ -42,7 +42,7 @@ constexpr Field<P> kFields[] = {
     flag_field<P, &P::dalibi>("dalibi"),
     {"pool", false,
      [](const P& p, std::string_view key, std::string& text) {
-       if (p.pool != (p.gathered ? p.sk : 0)) print_word(text, key, std::to_string(p.pool));
+       if (p.pool != (has_positions(p) ? 0 : p.sk)) print_word(text, key, std::to_string(p.pool));
      },
      [](P& p, const Word& word) { p.pool = word.integer(); }},
 };
@@ -66,18 +66,32 @@ void fill_bias(const MutableTensorView& t, AttentionBackwardParams& f) {
   f.grad_bias_b = size[0], f.grad_bias_h = size[1], f.grad_bias_q = size[2], f.grad_bias_k = size[3];
 }
 
+// "KvSource::strided, ragged or gathered".
+std::string kinds_with_gradients() {
+  std::vector<std::string> names;
+#define RAPT_KV_KIND(name, NAME, value, text, positions) \
+  if (KeyKind<KvSource::Kind::name>::has_gradients) names.emplace_back(#name);
+#include "rapt/kv_kinds.def"
+  std::string all = "KvSource::";
+  for (std::size_t i = 0; i < names.size(); ++i) all += (i == 0 ? "" : i + 1 < names.size() ? ", " : " or ") + names[i];
+  return all;
+}
+
 // What has no gradients.
 void check_kinds(const P& p) {
-  using M = AttentionModes;
-  if (const unsigned kind = M::of(p); !(kind & (M::consecutive | M::lists)))
-    throw Error("kv", M::name_of(kind), "KvSource::strided, ragged or gathered");
+  const unsigned kind = AttentionModes::of(p);
+  KeyKinds::visit(kind, [&]<class K>(K) {
+    if (!K::has_gradients) throw Error("kv", AttentionModes::name_of(kind), kinds_with_gradients());
+  });
   check_type("q", p.q_dtype, kFloatTypes), check_type("k", p.kv_dtype, kFloatTypes);
 }
 
 // Beside the forward.
 void check_gradients(const P& p) {
   check_type("dout", p.dout_dtype, kFloatTypes);
-  if (!p.gathered && p.pool != 0) throw Error("pool", std::to_string(p.pool) + " rows", "none without gathered keys");
+  if (has_positions(p) && p.pool != 0)
+    throw Error("pool", std::to_string(p.pool) + " rows",
+                std::string("none without ") + AttentionModes::name_of(AttentionModes::lists));
   if (p.pool < 0 || p.pool > kMaxSize) throw Error("pool", std::to_string(p.pool) + " rows", "0 to 2^48");
   if (p.grads > P::kAll) throw Error("problem", "unknown gradients", "dq, dk and dv");
   if (p.grads == 0 && !p.dbias && !p.dsinks && !p.dalibi)
@@ -104,7 +118,7 @@ Call OperationOf<AttentionBackwardArgs>::bind(const Args& args, Bound& bound) {
   AttentionBackwardParams f{};
   std::shared_ptr<const void> lists;
   static_cast<AttentionProblem&>(p) = bind_forward(forward, bound, f, lists);
-  if (p.gathered) f.pools = args.kv.k.shape[0], p.pool = args.kv.k.shape[2];
+  if (!has_positions(p)) f.pools = args.kv.k.shape[0], p.pool = args.kv.k.shape[2];
   const bool ragged_q = p.ragged_q >= 0, ragged_k = p.ragged_k >= 0;
   f.hq = p.hq, f.scale = args.score.scale.value_or(1.f / std::sqrt(static_cast<float>(p.d)));
   f.dout = args.dout.data, f.dout_type = p.dout_dtype = args.dout.dtype;
@@ -145,7 +159,7 @@ AttentionBackwardProblem AttentionBackwardProblem::parse(std::string_view text) 
   complete(words, p);
   p.lse = true;
   if (!words.has("dout")) p.dout_dtype = p.out_dtype;
-  if (p.gathered && !words.has("pool")) p.pool = p.sk;
+  if (!has_positions(p) && !words.has("pool")) p.pool = p.sk;
   return p;
 }
 

@@ -78,13 +78,9 @@ void check_lengths(const P& p, const IndexScoresParams& f) {
                   "0 to sk = " + std::to_string(p.sk));
     if (p.causal && p.align == P::Align::none && n != p.sq)
       refuse_align("align", p.sq, n, " in sequence " + std::to_string(i), kOrFull);
-    for (int64_t m = 0; p.page_size > 0 && m * p.page_size < n; ++m) {
-      const int64_t page = f.pages.element(i * f.pages_stride_b + m * f.pages.stride);
-      if (page < 0 || page >= f.page_count)
-        throw Error("block_table",
-                    "page " + std::to_string(page) + " at [" + std::to_string(i) + ", " + std::to_string(m) + "]",
-                    "0 to " + std::to_string(f.page_count - 1) + ", one of k's pages");
-    }
+    for (int64_t m = 0; p.page_size > 0 && m * p.page_size < n; ++m)
+      check_page("block_table", "k", f.page_count, f.pages.element(i * f.pages_stride_b + m * f.pages.stride),
+                 [&] { return " at [" + std::to_string(i) + ", " + std::to_string(m) + "]"; });
   }
 }
 

@@ -320,7 +320,7 @@ TEST_CASE("append: errors name what has to change, and where it is", "[unit]") {
   CHECK(message([](Valid& a) {
           KvCache& c = a.args.cache;
           for (MutableTensorView* t : {&c.k, &c.v, &c.k_scale, &c.v_scale, &c.k_zero, &c.k_tail}) t->shape[0] = 0;
-        }) == "cache.block_table: page 3 for key 2 of sequence 0; wanted no new rows, as cache.k has no pages");
+        }) == "cache.block_table: page 3 for key 2 of sequence 0; wanted no keys, as cache.k has no pages");
   CHECK(message([](Valid& a) {
           a.args.cache.k_scale.shape[2] = a.args.cache.k_zero.shape[2] = 1;
           for (int64_t i = 0; i < a.k_scale.size(); ++i) a.k_scale.flat(i) = -1e-30f;

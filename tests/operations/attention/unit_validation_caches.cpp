@@ -97,7 +97,7 @@ TEST_CASE("validation: entries of a block table that rows see are pages", "[unit
   {
     AttentionArgs args = c.args();
     args.kv.k.shape[0] = args.kv.v.shape[0] = 0;
-    CHECK(message_of(args).find("; wanted sequences without keys, as k has no pages") != std::string::npos);
+    CHECK(message_of(args).find("; wanted no keys, as k has no pages") != std::string::npos);
   }
   // Every row sees all keys: so do all of their pages count.
   AttentionArgs args = c.args();
@@ -408,5 +408,12 @@ TEST_CASE("validation: problems say what their tensors would be refused for", "[
     INFO(words);
     CHECK(refused_argument([&, words = words] { Plan(AttentionProblem::parse("attention sq=2 d=8" + sk + words)); }) ==
           argument);
+  }
+  // No text says less than no rows.
+  for (const auto& [member, argument] :
+       {std::pair{&AttentionProblem::ragged_q, "q"}, {&AttentionProblem::ragged_k, "k"}}) {
+    AttentionProblem p = AttentionProblem::parse("attention sq=2 sk=8 d=8");
+    p.*member = -2;
+    CHECK(refused_argument([&] { Plan plan(p); }) == argument);
   }
 }

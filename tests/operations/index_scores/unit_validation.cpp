@@ -211,6 +211,11 @@ TEST_CASE("validation of index_scores: lengths and pages", "[unit]") {
     const std::int32_t unused[] = {0, 0, page, 0, 0, 0};
     accepts([&](A& a) { a.seqlens = TensorView(lengths, {2}), a.block_table = TensorView(unused, {2, 3}); }, kPaged);
   }
+  IndexScoresCase c(problem_of(kPaged), kBothEnds);
+  A without_pages = c.args();
+  without_pages.k.shape[0] = 0;
+  CHECK(refused_text([&] { index_scores(without_pages); }).find("; wanted no keys, as k has no pages") !=
+        std::string::npos);
   refuses(
       "block_table", [](A& a) { a.block_table.shape[1] = kHuge / 8, a.block_table.strides[1] = 0; }, kPaged);
   // Key ranges may say anything.
