@@ -33,7 +33,7 @@ CORE = [STANDARD, PUBLIC, r'"core/\w+\.hpp"']
 OPERATIONS = CORE + [SEMANTICS, r'"operations/(\w+/)?\w+\.hpp"']
 DISPATCH = OPERATIONS + [r'"dispatch/\w+\.hpp"']
 # Programs see the public interface, the oracle, how problems are timed and the files beside them, never src.
-PROGRAM = [r'"(rapt|support|bench)/[\w/]+\.(hpp|h|def)"', r'"operations/\w+/(case|case_\w+|layouts|oracle\w*|sums|\w+_inputs|sampler|captured)\.hpp"',
+PROGRAM = [r'"(rapt|support|bench)/[\w/]+\.(hpp|h|def)"', r'"operations/\w+/(case|case_\w+|(all_)?layouts?|layout_\w+|oracle\w*|sums|\w+_inputs|sampler|captured)\.hpp"',
            r"<(?!rapt/)[^>]+>", "beside"]
 
 RULES = [  # (pattern of the path's beginning, or of all of it and $; allowed includes)
