@@ -270,7 +270,7 @@ def test_help_ends_with_examples(capsys):
     with pytest.raises(SystemExit):
         bench.main(["--help"])
     examples = capsys.readouterr().out.rpartition("examples:\n")[2].splitlines()
-    assert 2 <= len(examples) <= 4
+    assert 2 <= len(examples) <= 5
     for example in examples:
         bench.parse_arguments(shlex.split(example.removeprefix("  python -m rapt.bench ")))
 
