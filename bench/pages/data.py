@@ -17,6 +17,7 @@ KINDS = {
     "models_2": ["xeon16-models-2-threads.json"],
     "training_bf16": ["xeon16-training-bf16-16-threads.json"],
     "training_f32": ["xeon16-training-f32-16-threads.json"],
+    "generation": ["xeon16-generate-16-threads.json"],
     "shapes": ["xeon16-attention-16-threads.json"],
     "lengths": ["xeon16-lengths.json", "xeon16-attention-f32.csv"],
     "halves": ["xeon16-halves.json", "xeon16-attention-16bit.csv"],

@@ -7,6 +7,7 @@ from .data import LONG_NAME, XEON, geomean, table
 BEGIN, END = "<!-- measured: written by bench/report.py -->", "<!-- /measured -->"
 CHARTS = {
     "models": ("models", charts.models_chart),
+    "generation": ("generation", charts.generation_chart),
     "shapes": ("shapes", charts.shapes_chart),
     "lengths": ("lengths", charts.lengths_chart),
     "threads": ("lengths", charts.threads_chart),
@@ -69,6 +70,24 @@ def headline(models, shapes, trained):
 - **Attention alone**: {alone[0]}, {alone[1]} and {alone[2]}, geometric means over {count} shapes of real models.{f" Slower in {slower_in}." * bool(slower)}"""
 
 
+def generation_line(data):
+    """Of the longest context, rapt's cache without quantising over the first side."""
+    rows = [row for row in data["generation"]["rows"] if row["side"] == "rapt, Cache"]
+    length = max(row["length"] for row in rows)
+    ratios = [f"{row['speedup']:.1f} in {row['dtype']}" for row in rows if row["length"] == length]
+    return f"- **Generation** after {length:,} tokens, a Llama-like model of 8 layers in transformers: {' and '.join(ratios)}."
+
+
+def generation_table(rows):
+    sides = list(dict.fromkeys(row["side"] for row in rows))
+    lines = {}
+    for row in rows:
+        scatters = ", samples scatter" * bool(row["noisy"])
+        cell = f"{row['step']['median_ms']:.1f}" if row["side"] == sides[0] else f"{row['step']['median_ms']:.1f} ({row['speedup']:.2f}{scatters})"
+        lines.setdefault((row["dtype"], f"{row['length']:,}"), []).append(cell)
+    return table(["type", "tokens before", *sides], [[*case, *cells] for case, cells in lines.items()])
+
+
 def release(results):
     return ".".join(results["context"]["torch"].split(".")[:2])
 
@@ -110,6 +129,7 @@ def page(data):
 # Performance
 
 {lead}
+{generation_line(data)}
 - **One H200**, prompts of 1024 tokens and more: {min(gpu16):.2f} to {max(gpu16):.2f} times cuDNN in bf16, {min(gpu32):.1f} to {max(gpu32):.1f} times PyTorch's fastest in fp32, as exact.
 
 A ratio is PyTorch's time over rapt's. Above 1, rapt is faster. Samples that scatter by more than 20 % are in no mean and no range
@@ -144,6 +164,23 @@ A step is forward, backward and AdamW, without dropout. Measured {data.day['trai
 
 ```sh
 python -m rapt.bench --models --train
+```
+
+## Generation
+
+![Tokens per second by context length](images/generation.svg)
+
+A Llama-like model of 8 layers (32 heads on 8, of 64 columns) makes tokens one by one over a cache that holds so many before. All take
+turns, token by token, in one process, and share the weights. transformers' `DynamicCache` is copied for every token, its `StaticCache`
+and rapt's `Cache` are written in place; `i8` and `i4x2` are rapt's quantised caches. Up to some thousand tokens the model's matrices take
+nearly all of the time. Measured {data.day['generation']}.
+
+Milliseconds a token, and how many times as fast as the first column:
+
+{generation_table(data['generation']['rows'])}
+
+```sh
+python -m rapt.bench --generate --fill --cache i8,i4x2
 ```
 
 ## Attention alone
@@ -240,7 +277,7 @@ has every row, its version of rapt, and more (AVX2, shares of the FMA peak, cost
 def readme(text, data):
     before, rest = text.split(BEGIN)
     after = rest.split(END)[1]
-    return f"{before}{BEGIN}\n{headline(data['models'], data['shapes'], training(data))}\n{END}{after}"
+    return f"{before}{BEGIN}\n{headline(data['models'], data['shapes'], training(data))}\n{generation_line(data)}\n{END}{after}"
 
 
 def files(data, readme_text):

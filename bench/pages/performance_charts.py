@@ -27,6 +27,22 @@ def models_chart(data):
                       ("full color: attention, pale: all other layers", "#ffffff", 1)], note=260)
 
 
+def generation_chart(data):
+    """Tokens per second; those of rapt's caches in a color."""
+    sides = list(dict.fromkeys(row["side"] for row in data["rows"]))
+    colors = dict(zip(sides, (GREY, SLATE, *COLORS.values())))
+    groups = []
+    for dtype in dict.fromkeys(row["dtype"] for row in data["rows"]):
+        lengths = {}
+        for row in (row for row in data["rows"] if row["dtype"] == dtype):
+            pale, rate = PALE if row["noisy"] else 1, 1000 / row["step"]["median_ms"]
+            lengths.setdefault(f"{row['length']:,} tokens before", []).append(
+                (rate, colors[row["side"]], pale, f"{rate:.1f} · {row['speedup']:.2f}×"))
+        groups.append((dtype, list(lengths.items())))
+    return bar_chart("Generation: tokens per second by context length", f"Llama-like model of 8 layers in transformers · {XEON}, 16 threads",
+                     "", groups, [(side, colors[side], 1) for side in sides])
+
+
 def shapes_chart(data):
     rows = []
     for name in dict.fromkeys(row["name"] for row in data["rows"]):
