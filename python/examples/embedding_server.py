@@ -6,7 +6,8 @@
     python python/examples/embedding_server.py --port 8080
     curl localhost:8080/embed -d '{"texts": ["a text", "and a longer one"]}'
 
-Each request waits for the forward that runs; all that wait by then are read together, up to --tokens. The answer is
+Each request waits for the forward that runs; all that wait by then are read together, until they have --tokens or more.
+The answer is
 {"embeddings": [[...], ...]}, one of length 1 for each text.
 """
 
@@ -105,10 +106,16 @@ def handler_of(batches: Batches, tokenize):
                 texts = json.loads(self.rfile.read(length)).get("texts")
                 if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
                     raise ValueError('texts: wanted a list of strings, for example {"texts": ["a text"]}')
-            except (ValueError, AttributeError) as error:
+                tokens = tokenize(texts)
+            except (ValueError, AttributeError, RecursionError) as error:
                 self.answer(400, {"error": str(error)})
                 return
-            self.answer(200, {"embeddings": batches.embed(tokenize(texts)).tolist()})
+            try:
+                embeddings = batches.embed(tokens).tolist()
+            except Exception as error:  # the client gets an answer whatever happens
+                self.answer(500, {"error": str(error)})
+                return
+            self.answer(200, {"embeddings": embeddings})
 
         def answer(self, status: int, what: object) -> None:
             body = json.dumps(what).encode()

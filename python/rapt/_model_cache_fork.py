@@ -40,8 +40,17 @@ class ForkedLayer(_Full):  # type: ignore[misc]
                 "past_key_values: got a fork of a rapt.transformers.Cache where gradients are recorded, or in compiled or traced code; "
                 "wanted eager calls under torch.no_grad(), or copy.deepcopy() of the cache"
             )
+        if self.get_seq_length() == 0:  # after reset()
+            self.batch = key_states.shape[0]
         if key_states.shape[0] != self.batch:
             raise ValueError(f"keys: got {key_states.shape[0]} sequences; wanted {self.batch}, as the fork has")
+        for name, new, i in (("keys", key_states, 0), ("values", value_states, 1)):
+            held = self.parts[0][i] if self.parts else new
+            if (new.shape[1], new.shape[3], new.dtype) != (held.shape[1], held.shape[3], held.dtype):
+                raise ValueError(
+                    f"{name}: got {new.shape[1]} heads of {new.shape[3]} columns in {new.dtype}; "
+                    f"wanted {held.shape[1]} of {held.shape[3]} in {held.dtype}, as the fork has"
+                )
         self.own.update(key_states, value_states, *args, **kwargs)
         return self.keys, self.values
 
@@ -49,7 +58,9 @@ class ForkedLayer(_Full):  # type: ignore[misc]
         return sum(part.shape[-2] for part, _ in self.parts) + int(self.own.get_seq_length())
 
     def crop(self, tokens_to_remove: int) -> None:
-        left = min(abs(tokens_to_remove), self.get_seq_length())
+        if tokens_to_remove > 0:
+            raise ValueError(f"crop: got {tokens_to_remove}; wanted 0 or less, the number of tokens to remove as -n")
+        left = min(-tokens_to_remove, self.get_seq_length())
         own = min(left, self.own.get_seq_length())
         if own > 0:
             self.own.crop(-own)

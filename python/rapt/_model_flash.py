@@ -274,12 +274,17 @@ def over_sequences(
     dropout: float,
     modified: bool,
 ) -> Tensor | None:
-    """[b, n, hq, dv] under a later_mask(), without making it; None where that is not to be had."""
+    """[b, n, hq, dv] under a later_mask(), without making it; None where that is not to be had, or where somebody read the mask,
+    who may have written to it."""
     global calls
+    if mask.made is not None:
+        return None
     pattern, given = mask.given
+    # transformers' masks of both directions show keys up to the window away, rapt's windows count the row itself.
+    window = pattern.window if pattern.causal or pattern.window is None else pattern.window + 1
     scale = None if scaling is None else float(scaling)
     modified |= sinks is not None and sinks.dim() > 1
-    out = _attend(_Call(query, key, value, given, pattern.causal, pattern.window, scale, softcap, sinks, dropout, modified), {})
+    out = _attend(_Call(query, key, value, given, pattern.causal, window, scale, softcap, sinks, dropout, modified), {})
     calls += out is not None
     return out
 

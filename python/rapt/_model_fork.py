@@ -81,12 +81,14 @@ def forward(
     for i, (k, v) in enumerate(zip(key.parts, value.parts)):
         groups, begin, end = k.shape[0], end, end + k.shape[2]
         each = b // groups
-        q, seen, added = query, _columns(mask, begin, end), _columns(bias, begin, end)
+        q, seen, added, sink = query, _columns(mask, begin, end), _columns(bias, begin, end), sinks if i == 0 else None
         if groups < b:  # rows of neighbouring sequences are rows of one
             q = query.view(groups, each, hq, n, d).transpose(1, 2).reshape(groups, hq, each * n, d)
             seen, added = _grouped(seen, b, groups, n), _grouped(added, b, groups, n)
+            if sink is not None and sink.dim() > 1:  # one for each row
+                sink = _grouped(sink, b, groups, n)
         # A row sees all keys of the parts before its own.
-        inputs = (q, k, v, seen, added, sinks if i == 0 else None, causal and i == last, -1)
+        inputs = (q, k, v, seen, added, sink, causal and i == last, -1)
         out, lse = _model_attention.run(*inputs, *options[:2], with_lse=True)
         assert lse is not None
         outs.append(out.view(b, n, hq, -1).transpose(1, 2))

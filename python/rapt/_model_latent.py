@@ -105,6 +105,8 @@ def _may_wait(rows: Tokens) -> bool:
     latent, rope, projection = rows.latent, rows.rope, rows.layer.kv_b_proj
     if type(projection) is not nn.Linear or projection.bias is not None or projection._forward_hooks or projection._forward_pre_hooks:
         return False
+    if "forward" in vars(projection) or not projection.weight.is_cpu:  # replaced, as accelerate does it, or offloaded
+        return False
     if isinstance(rope, Codes):  # of a quantised cache that was made without the model's config
         return False
     if any(type(x) is not Tensor and not isinstance(x, OnlyForRapt) or not x.is_cpu for x in (latent, rope)):

@@ -33,6 +33,15 @@ class Later(Tensor):
             self.made = self.make()
         return self.made
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        return self.tensor().clone()
+
+    def tolist(self) -> Any:
+        return self.tensor().tolist()
+
+    def numpy(self, **options: Any) -> Any:
+        return self.tensor().numpy(**options)
+
     __torch_function__: Any = torch._C._disabled_torch_function_impl
 
     @classmethod

@@ -46,7 +46,9 @@ def chunk(
     eps: float = 1e-5,
 ) -> tuple[Tensor, Tensor]:
     """Prefill: query, key [1, tokens, hk, K], value [1, tokens, hv, V], g, beta [1, tokens, hv]. Updates the states of
-    initial_state [slots, hv, K, V] that are listed. Returns [1, tokens, hv, V] and initial_state."""
+    initial_state [slots, hv, K, V] that are listed. Returns [1, tokens, hv, V] and initial_state.
+
+    rapt adds 1e-6 to the squared length of a row of q or k, as the models do; vLLM's kernel adds `eps`."""
     given = (query, key, value, g, beta, initial_state, output_final_state, cu_seqlens, head_first)
     if not _taken(initial_state, head_first=(head_first, False), output_final_state=(output_final_state, True)):
         result: tuple[Tensor, Tensor] = _chunk(*given, use_qk_l2norm_in_kernel, initial_state_indices, eps)

@@ -10,7 +10,9 @@ transformers = pytest.importorskip("transformers")
 
 import rapt.transformers  # noqa: E402
 import test_mla_models  # noqa: E402
+from rapt import _model_fork  # noqa: E402
 from rapt._model_cache_fork import ForkedLayer  # noqa: E402
+from rapt._model_fork import Shared  # noqa: E402
 from test_delta_rule_models import linear_model  # noqa: E402
 from test_transformers import CONFIGS, models, prompt  # noqa: E402
 
@@ -167,9 +169,34 @@ def test_what_forks_refuse():
         ours(ids[:, -1:], past_key_values=cache.fork())
     with torch.no_grad(), pytest.raises(ValueError, match="keys: got 1 sequences; wanted 2, as the fork has"):
         ours(ids[:, -1:], past_key_values=cache.fork(2))
+    fork = cache.fork()
+    with pytest.raises(ValueError, match="crop: got 2; wanted 0 or less"):
+        fork.layers[0].crop(2)
+    rows = fork.layers[0].parts[0][0]
+    with torch.no_grad(), pytest.raises(ValueError, match="values: got .*; wanted .*, as the fork has"):
+        fork.layers[0].update(rows[:, :, :1].clone(), rows[:, :, :1, :-1].clone())
+    assert fork.get_seq_length() == cache.get_seq_length()
     ours.set_attn_implementation("sdpa")
     with torch.no_grad(), pytest.raises(ValueError, match=r"past_key_values: got .* or a fork of one.*set_attn_implementation\("):
         ours(ids[:, -1:], past_key_values=cache.fork())
+
+
+def test_reset_takes_any_batch():
+    _, ours = models("llama")
+    ids = prompt(False)["input_ids"]
+    fork = read(ours, ids[:1]).fork(3)
+    fork.reset()
+    with torch.no_grad():
+        assert torch.equal(ours(ids[:2], past_key_values=fork).logits, ours(ids[:2]).logits)
+
+
+def test_a_sink_for_each_row():
+    q, k, v = torch.randn(3, 4, 2, 8), torch.randn(3, 2, 9, 8), torch.randn(3, 2, 9, 8)
+    k[:, :, :5], v[:, :, :5] = k[:1, :, :5], v[:1, :, :5]
+    sinks = torch.randn(3, 4, 2, 1)
+    parts = [Shared(3, (x[:1, :, :5], x[:, :, 5:])) for x in (k, v)]
+    options = (None, None, sinks, True, -1, None, 0.3, 0.0)
+    torch.testing.assert_close(_model_fork.forward(q, *parts, *options), _model_fork.forward(q, k, v, *options))
 
 
 def test_a_fork_of_nothing_is_an_empty_cache():

@@ -48,6 +48,27 @@ def in_chunks(model, inputs, chunk, cache=None):
     return torch.cat(logits, 1)
 
 
+def test_a_mask_that_is_written_to(monkeypatch):
+    """By code of a model's own, which hides one more key."""
+    _, ours = models("llama")
+    inputs = padded((0, 33), (0, 0))
+    file = transformers.models.llama.modeling_llama
+    make = file.create_causal_mask
+
+    def hiding(*args, **kwargs):
+        mask = make(*args, **kwargs)
+        mask[..., 40] = False
+        return mask
+
+    monkeypatch.setattr(file, "create_causal_mask", hiding)
+    with torch.no_grad():
+        got = ours(**inputs).logits
+        ours.set_attn_implementation("sdpa")
+        wanted = ours(**inputs).logits
+    shown = inputs["attention_mask"].bool()
+    torch.testing.assert_close(got[shown], wanted[shown], rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("chunk", [LENGTH, 40, 7])
 @pytest.mark.parametrize(("left", "right"), [((0, 33), (0, 0)), ((0, 0), (50, 0)), ((0, 90), (60, 0))], ids=["left", "right", "both"])
 @pytest.mark.parametrize("name", CONFIGS)

@@ -23,6 +23,8 @@ EXPECTED = {
     "gemma2": "right",  # softcap, not for sdpa
     "gemma3_text": "right",
     "gpt_oss": "right",  # sinks
+    "modernbert": "right",  # a window to both sides, which layers count with the row
+    "t5gemma": "right",  # and without
     "inkling2_text": "right",  # a sink for every row, and a bias
     "llama4_text": "right",  # chunks
     "phimoe": "right",  # a window in the mask that layers do not know of

@@ -33,7 +33,7 @@ def names_in_use(root):
     script = (root / "tools/dev").read_text(encoding="utf-8")
     packages = re.search(r"(?s)^packages=\((.*?)\)", script, re.MULTILINE)[1].split()
     packages += [name for line in re.findall(r"(?m)^ +install ((?:[\w+-]+ ?)+)$", script) for name in line.split()]
-    for line in re.findall(r"pip install (.+)", script):
+    for line in re.findall(r"(?m)(?:pip install|^ +install_python) (.+)", script):
         packages += re.findall(r"(?:^| )([a-zA-Z][\w-]+)(?:==| )", re.sub(r"'[^']*'|(?<!\S)-\S+", "", line))
     found.update((name, "tools/dev") for name in packages)
     if sys.version_info < (3, 10):  # which does not know its own modules

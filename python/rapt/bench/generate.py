@@ -151,14 +151,15 @@ def sides_of(model: Any, options: argparse.Namespace) -> list[Side]:
 
 def check(sides: list[Side], options: argparse.Namespace) -> None:
     """Exits unless all sides that do not quantise give the same tokens. Their model is in fp32 here."""
-    tokens = torch.randint(sides[0].model.config.vocab_size, (min(options.batch), min(64, *options.lengths)))
-    wanted = None
-    for side in sides:
-        made = [side.prefill(tokens, CHECKED, options.chunk), *(side.step() for _ in range(CHECKED - 1))]
-        got = torch.cat(made, 1).tolist()
-        wanted = got if wanted is None else wanted
-        if got != wanted and side.name.rpartition(" ")[2] not in options.cache:
-            raise SystemExit(f"--generate: {side.name} gives the tokens {got} in fp32, and {sides[0].name} {wanted}: nothing is timed")
+    for batch in options.batch:
+        tokens = torch.randint(sides[0].model.config.vocab_size, (batch, min(64, *options.lengths)))
+        wanted = None
+        for side in sides:
+            made = [side.prefill(tokens, CHECKED, options.chunk), *(side.step() for _ in range(CHECKED - 1))]
+            got = torch.cat(made, 1).tolist()
+            wanted = got if wanted is None else wanted
+            if got != wanted and side.name.rpartition(" ")[2] not in options.cache:
+                raise SystemExit(f"--generate: {side.name} gives the tokens {got} in fp32, and {sides[0].name} {wanted}: nothing is timed")
 
 
 def run_length(sides: list[Side], batch: int, length: int, options: argparse.Namespace) -> dict[str, list[float]]:
