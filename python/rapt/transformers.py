@@ -42,8 +42,8 @@ from torch.compiler import is_dynamo_compiling
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import causal_mask_function, eager_mask, sdpa_mask
 
-from rapt import _core, _model_attention, _model_cache, _model_delta_rule, _model_flash, _model_fork, _model_keywords, _model_latent
-from rapt import _model_serving, _model_sparse, _refusals, _seed
+from rapt import _core, _model_attention, _model_cache, _model_delta_rule, _model_flash, _model_fork, _model_keywords
+from rapt import _model_latent, _model_masks, _model_serving, _model_sparse, _refusals, _seed
 from rapt import torch as rapt_torch
 from rapt._codes import OnlyForRapt
 from rapt._model_cache import Cache
@@ -86,7 +86,7 @@ def _attention_of_sequences(module: torch.nn.Module, *args: Any, **kwargs: Any) 
 
 
 def _mask_of_sequences(**arguments: Any) -> Tensor | None:
-    mask = _model_flash.mask(**arguments)
+    mask = _model_masks.mask(**arguments)
     return _mask(**arguments) if mask is NotImplemented else mask
 
 
@@ -216,7 +216,7 @@ def _mask(**arguments: Any) -> Tensor | None:
     for "causal, within the layer's sliding window, and query and keys end together", and "all" in layers that are not."""
     if _is_plainly_causal(**arguments):
         return None
-    later = _model_flash.later_mask(_whole_mask, arguments)
+    later = _model_masks.later_mask(_whole_mask, arguments)
     return _whole_mask(**arguments) if later is None else later
 
 
