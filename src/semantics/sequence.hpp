@@ -74,6 +74,11 @@ RAPT_HOST_DEVICE std::int64_t block_of(const KvLayout& kv, std::int64_t i, std::
   return clamp_to(page, 0, kv.page_count - 1);
 }
 
+// Key j's row there.
+RAPT_HOST_DEVICE std::int64_t row_in_block(const KvLayout& kv, std::int64_t j) {
+  return kv.page_size > 0 ? j % kv.page_size : j;
+}
+
 // The row of k and v that element j of a list of gathered keys names; `i` is the batch entry.
 RAPT_HOST_DEVICE std::int64_t listed_row(const KvLayout& kv, std::int64_t i, std::int64_t k_first, std::int64_t j) {
   const std::int64_t row = kv.pages.element(i * kv.pages_stride_b + k_first + j * kv.pages.stride);

@@ -20,7 +20,7 @@ std::optional<Bad> bad_row(const WatchedCall<AppendKvArgs>& w, const AppendKvSid
         if (auto bad = first_bad(cut(given, static_cast<std::size_t>(from.view.ndim - 1), column, side.size)))
           return bad;
         if (!(only(side.to_type) & (kFloatTypes | kFp8Types))) continue;
-        const int64_t key = p.len_before[i] + n, row = p.page_size > 0 ? key % p.page_size : key;
+        const int64_t key = p.len_before[i] + n, row = row_in_block(p, key);
         if (auto bad = first_bad(cut(cut(cut(to, 0, block_of(p, i, key), 1), 1, head, 1), 2, row, 1))) return bad;
       }
   }

@@ -108,7 +108,7 @@ std::vector<int64_t> AttentionRow::kv_index(int64_t j, int64_t c) const {
   const int64_t head = q_head_ / p_.group;
   if (p_.k_begin) return {s_.k_first + j, head, c};
   if (p_.tokens > 0) return {p_.k_stride.b == 0 ? 0 : entry_, head, listed_row(p_, entry_, s_.k_first, j), c};
-  return {block_of(p_, entry_, j), head, p_.page_size > 0 ? j % p_.page_size : j, c};
+  return {block_of(p_, entry_, j), head, row_in_block(p_, j), c};
 }
 
 void AttentionRow::note(Stage stage, double value, std::vector<int64_t> index) {

@@ -38,7 +38,8 @@ int64_t longest_sequence(const char* name, const TensorView& starts, const Bound
 
 void AttentionModes::refuse(unsigned kind, const char* argument) {
   KeyKinds::visit(kind, [&]<class K>(K) {
-    throw Error(argument, K::refusal.got ? K::refusal.got : std::string("one for ") + name_of(kind), K::refusal.wanted);
+    if constexpr (K::refusal.got != nullptr) throw Error(argument, K::refusal.got, K::refusal.wanted);
+    else throw Error(argument, std::string("one for ") + name_of(kind), K::refusal.wanted);
   });
   __builtin_unreachable();
 }

@@ -208,7 +208,7 @@ void Case::make_keys(std::uint64_t seed, Placement placement, std::optional<std:
   const auto slot = [&](std::int64_t n, std::int64_t j) -> Slot {
     if (!lengths.empty() && j >= lengths[static_cast<std::size_t>(n)]) return {};
     if (lists && !lists->is_listed[static_cast<std::size_t>(n * rows + j)]) return {};
-    if (!paged) return {n, j};
+    if (!paged) return {n, lists ? j : row_in_entry(p, rows, j)};
     return {pages.of[static_cast<std::size_t>(n)][static_cast<std::size_t>(j / p.page_size)], j % p.page_size};
   };
   const auto make = [&](DType dtype, std::int64_t d, std::int64_t groups, bool zeros, std::uint64_t tensor) {
