@@ -182,7 +182,7 @@ TEST_CASE("work list: queues are whole heads of about the same cost", "[unit]") 
 TEST_CASE("work list: items even out over workers while they repay what they prepare", "[unit]") {
   AttentionKernel k = kernel();
   const AttentionCandidate candidate{&k, nullptr};
-  const auto rows_per_item = [&k, &candidate](const char* text, int threads) {
+  const auto rows_per_item = [&candidate](const char* text, int threads) {
     return plan_attention(AttentionProblem::parse(text + std::string(" d=64")), {&candidate}, threads,
                           std::size_t{2} << 20)
         .rows_per_item;
