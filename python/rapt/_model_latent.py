@@ -127,6 +127,8 @@ def attend(
     scaling: float | None,
 ) -> Tensor | None:
     """[b, n, h, v] in the latent space. None where that is more work than over the keys and values of all heads, if these can be made."""
+    if indices is not None and mask is None:  # a mask of numbers, which the expanded form takes
+        return None
     layer, latent, rope = rows
     (b, h, n, d), (m, rank) = query.shape, latent.shape[2:]
     nope, v = layer.qk_nope_head_dim, layer.v_head_dim

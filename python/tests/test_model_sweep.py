@@ -32,6 +32,7 @@ EXPECTED = {
     "aimv2": "right",  # and always
     "nllb-moe": "right",  # no flag of causality: for eager attention only
     "deepseek_v4": "right",  # a mask that layers extend
+    "hy_v4": "right",  # indexers, and masks of numbers over latents
     "deepseek_v32": "right",  # sparse attention by indices
     "t5": "right",
     "whisper": "right",
