@@ -61,7 +61,8 @@ class Cache(DynamicCache):
 
         A copy but for that memory, which forks read and do not write: this cache moves to memory of its own when it appends or crops
         next. Layers with sliding windows or indexers, and states of linear attention, are copied. Forks need rapt's attention, eager calls
-        without gradients, and no dropout. Raises ValueError for n below 1.
+        without gradients, and no dropout. Where attention refuses a fork, some layers have the new tokens already: fork again.
+        Raises ValueError for n below 1.
         """
         if isinstance(n, bool) or not isinstance(n, int) or n < 1:
             raise ValueError(f"n: got {n!r}; wanted a number of sequences, 1 or more")
