@@ -41,8 +41,7 @@ const Fp8& fp8_of(DType dtype) {
   return *std::find_if(std::begin(kFp8), std::end(kFp8), [&](const Fp8& f) { return f.type == dtype; });
 }
 
-float float8(DType dtype, std::uint8_t code) {
-  const Fp8& f = fp8_of(dtype);
+float decoded(const Fp8& f, int code) {
   const int magnitude = code & 0x7f, exponent = magnitude >> f.digits, fraction = magnitude % (1 << f.digits);
   float x = exponent == 0 ? std::ldexp(static_cast<float>(fraction), 1 - f.bias - f.digits)
                           : std::ldexp(static_cast<float>(fraction + (1 << f.digits)), exponent - f.bias - f.digits);
@@ -50,24 +49,30 @@ float float8(DType dtype, std::uint8_t code) {
   return code & 0x80 ? -x : x;
 }
 
+/// The numbers of all codes.
+const std::array<float, 256>& float8_numbers(DType dtype) {
+  static const auto tables = [] {
+    std::array<std::array<float, 256>, std::size(kFp8)> all;
+    for (std::size_t i = 0; i < all.size(); ++i)
+      for (int code = 0; code < 256; ++code) all[i][static_cast<std::size_t>(code)] = decoded(kFp8[i], code);
+    return all;
+  }();
+  return tables[static_cast<std::size_t>(&fp8_of(dtype) - kFp8)];
+}
+float float8(DType dtype, std::uint8_t code) {
+  return float8_numbers(dtype)[code];
+}
+
 /// The nearest finite number's code, of two the even one.
 std::uint8_t float8_code(DType dtype, float value) {
   if (std::isnan(value)) return 0x7f;
-  static const std::vector<std::vector<float>> tables = [] {
-    std::vector<std::vector<float>> all;
-    for (const Fp8& f : kFp8)
-      for (all.emplace_back(); std::ssize(all.back()) < f.finite;)
-        all.back().push_back(float8(f.type, static_cast<std::uint8_t>(all.back().size())));
-    return all;
-  }();
-  const std::vector<float>& values = tables[static_cast<std::size_t>(&fp8_of(dtype) - kFp8)];
+  const auto first = float8_numbers(dtype).begin(), last = first + fp8_of(dtype).finite;
   const float x = std::abs(value);
-  auto code = std::lower_bound(values.begin(), values.end(), x) - values.begin();
-  if (code == std::ssize(values)) {
+  auto code = std::lower_bound(first, last, x) - first;
+  if (first + code == last) {
     --code;
   } else if (code > 0) {
-    const float above = values[static_cast<std::size_t>(code)] - x,
-                below = x - values[static_cast<std::size_t>(code - 1)];
+    const float above = first[code] - x, below = x - first[code - 1];
     if (below < above || (below == above && code % 2 == 1)) --code;
   }
   return static_cast<std::uint8_t>(code | (std::signbit(value) ? 0x80 : 0));

@@ -47,13 +47,12 @@ void add_row(float w, const T* x, std::int64_t stride, std::int64_t n, float* y)
     store(y + i, fma(vec(w), load_strided(x + i * stride, stride, min(kLanes, n - i)), load(y + i)));
 }
 
-float from_bits(std::uint32_t bits) {
+constexpr float from_bits(std::uint32_t bits) {
   return __builtin_bit_cast(float, bits);
 }
 
-// Decodes an 8-bit float with `digits` fraction bits. Denormals are decoded by a product of normal numbers, since
-// denormals of fp32 may be flushed.
-float from_float8(std::uint8_t code, unsigned digits) {
+// An 8-bit float with `digits` fraction bits.
+constexpr float from_float8(unsigned code, unsigned digits) {
   const unsigned magnitude = code & 0x7fu, exponent = magnitude >> digits, fraction = magnitude & ((1u << digits) - 1);
   const unsigned bias = (1u << (6 - digits)) - 1;
   const std::uint32_t sign = (code & 0x80u) << 24;
@@ -67,13 +66,27 @@ float from_float8(std::uint8_t code, unsigned digits) {
   return from_bits(sign | (exponent + 127 - bias) << 23 | fraction << (23 - digits));
 }
 
+// The number of each 8-bit code, and of each code of 4 bits.
+template <DType kType>
+struct Codes {
+  float number[256] = {};
+  constexpr Codes() {
+    for (int code = 0; code < 256; ++code) {
+      if constexpr (kType == DType::i8) number[code] = static_cast<float>(code < 128 ? code : code - 256);
+      else if constexpr (kType == DType::i4x2)
+        number[code] = static_cast<float>(code % 16 < 8 ? code % 16 : code % 16 - 16);
+      else number[code] = from_float8(static_cast<unsigned>(code), Fp8<kType>::kFraction);
+    }
+  }
+};
+template <DType kType>
+constexpr Codes<kType> kCodes;
+
 // Element i of the row of k or v at `row`, before its scale.
 template <DType kType>
 float code_at(const std::uint8_t* row, std::int64_t stride, std::int64_t i) {
-  if (kType == DType::i8) return static_cast<float>(static_cast<std::int8_t>(row[i * stride]));
-  if constexpr ((only(kType) & kFp8Types) != 0) return from_float8(row[i * stride], Fp8<kType>::kFraction);
-  const int half = row[i / 2 * stride] >> (i % 2 * 4) & 15;
-  return static_cast<float>(half < 8 ? half : half - 16);
+  if constexpr (kType == DType::i4x2) return kCodes<kType>.number[row[i / 2 * stride] >> (i % 2 * 4) & 15];
+  else return kCodes<kType>.number[row[i * stride]];
 }
 
 // Dequantises a row of n elements to fp32, padded with zeros like load_row()'s. at(strides) is the index of the row in
