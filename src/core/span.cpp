@@ -185,6 +185,18 @@ int64_t check_starts(const std::string& name, const Integers& starts, int64_t co
   return longest;
 }
 
+void check_ragged(const char* name, int64_t total, const char* rows, int64_t b, int64_t longest) {
+  if (total == -1) return;
+  if (total < longest || (longest > 0 ? (total - 1) / longest >= b : total > 0))
+    throw Error(name, std::to_string(total) + " " + rows, "between the longest sequence's and b times it");
+}
+void check_row_count(int64_t b, int64_t heads, int64_t tokens) {
+  int64_t rows = 1;
+  for (const int64_t size : {b, heads, tokens})  // a size of 0 must not hide the others
+    if (__builtin_mul_overflow(rows, std::max<int64_t>(size, 1), &rows) || rows > kMaxOffset)
+      throw Error("q", "more than 2^52 rows", "a smaller problem");
+}
+
 void refuse_page(const char* table, const char* keys, int64_t count, int64_t page, const std::string& place) {
   throw Error(table, "page " + std::to_string(page) + place,
               count == 0 ? std::string("no keys, as ") + keys + " has no pages"

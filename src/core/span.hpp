@@ -35,6 +35,11 @@ inline Integers integers_of(const TensorView& t, std::size_t dim = 0) {
 // Throws Error for `count` starts that do not rise from 0 to `total`. Returns the longest step.
 std::int64_t check_starts(const std::string& name, const Integers& starts, std::int64_t count, std::int64_t total);
 
+// Throws Error unless `total` rows can be those of `b` ragged sequences, the longest of `longest`. -1: not ragged.
+void check_ragged(const char* name, std::int64_t total, const char* rows, std::int64_t b, std::int64_t longest);
+// Throws Error that names q for more than 2^52 rows: one for each batch entry, head and token.
+void check_row_count(std::int64_t b, std::int64_t heads, std::int64_t tokens);
+
 // Throws Error for an entry of the table that is none of the `count` pages of the tensor `keys`. place() says where it
 // stands.
 [[noreturn]] void refuse_page(const char* table, const char* keys, std::int64_t count, std::int64_t page,

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <tuple>
 #include <utility>
 
 #include "core/dtypes.hpp"
@@ -48,16 +47,6 @@ Pairs::Pairs(const Layout& t) {
     const std::size_t to = 4 - rank + from;
     size[to] = t.shape[from], step[to] = size[to] == 1 ? 0 : t.strides[from];
   }
-}
-
-void check_rows(const AttentionProblem& p) {
-  int64_t rows = 0;
-  const auto at_least_1 = [](int64_t size) {
-    return std::max<int64_t>(size, 1);
-  };  // a size of 0 must not hide the others
-  if (__builtin_mul_overflow(at_least_1(p.b), at_least_1(std::max(p.hq, p.hk)), &rows) ||
-      __builtin_mul_overflow(rows, at_least_1(p.sq), &rows) || rows > kMaxOffset)
-    throw Error("q", "more than 2^52 rows", "a smaller problem");
 }
 
 void check_heads(int64_t hq, int64_t hk) {
@@ -112,7 +101,7 @@ void check_dropout(const char* name, float p) {
 void check(const AttentionProblem& p) {
   for (const auto& [name, size] : {std::pair{"b", p.b}, {"hq", p.hq}, {"hk", p.hk}, {"sq", p.sq}, {"sk", p.sk}})
     if (size < 0 || size > kMaxSize) throw Error(name, std::to_string(size), "0 to 2^48");
-  check_rows(p);
+  check_row_count(p.b, std::max(p.hq, p.hk), p.sq);
   check_type("q", p.q_dtype, kQueryTypes), check_type("out", p.out_dtype, kFloatTypes);
   if (p.q_scale && p.q_dtype != DType::f8e4m3)
     throw Error("q_scale", "scales for " + std::string(to_string(p.q_dtype)), "none, or queries of f8e4m3");
@@ -126,9 +115,7 @@ void check(const AttentionProblem& p) {
     throw Error("problem", "an unknown layout", "one of AttentionProblem::Layout");
   for (const int64_t side : {p.window_left, p.window_right})
     if (side < -1) throw Error("score.window", std::to_string(side), "-1 (open), or 0 and more");
-  for (const auto& [name, total, longest] : {std::tuple{"q", p.ragged_q, p.sq}, {"k", p.ragged_k, p.sk}})
-    if (total < -1 || (total >= 0 && (total < longest || (longest > 0 ? (total - 1) / longest >= p.b : total > 0))))
-      throw Error(name, std::to_string(total) + " ragged rows", "between the longest sequence and b times it");
+  check_ragged("q", p.ragged_q, "ragged rows", p.b, p.sq), check_ragged("k", p.ragged_k, "ragged rows", p.b, p.sk);
   if (p.kv_lengths && p.ragged_k >= 0) throw Error("kv.seqlens", "lengths for ragged keys", "cu_seqlens alone");
   check_cache(p);
   if (!has_lengths(p) && needs_align(p) && p.sq != p.sk) refuse_align("score.align", p.sq, p.sk, "");

@@ -23,8 +23,6 @@ void complete(const Words& words, AttentionProblem& problem);
 // Fills what `score` asks for into `p` and `params`, which have the sizes and lengths already. Throws Error.
 void fill_score(const ScoreSpec& score, AttentionProblem& p, AttentionParams& params);
 
-// Throws Error for more rows than offsets can reach.
-void check_rows(const AttentionProblem& problem);
 // Throws Error for keys of two kinds, and for what does not go with keys of this one; for modifiers that do not; and
 // for sizes and lengths that such keys do not have.
 void check_kind(const AttentionProblem& problem);

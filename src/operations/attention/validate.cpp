@@ -99,7 +99,7 @@ AttentionProblem bind_forward(const AttentionArgs& args, const Bound& bound, Att
   const bool on_host = bound.device.type == DeviceType::cpu;
   const TensorView &k = args.kv.k, &v = args.kv.v;
   P p = problem_of(args, bound);
-  if (!has_positions(p)) check_rows(p);  // before tokens are counted
+  if (!has_positions(p)) check_row_count(p.b, std::max(p.hq, p.hk), p.sq);  // before tokens are counted
   fill_tensors(args, p, f);
   fill_keys(args, p, f);
   p.head_scales = has_head_scales(p, f);

@@ -31,6 +31,11 @@ struct DeltaRuleModes {
   static unsigned of(const DeltaRuleArgs& args);
 };
 
+// Whether the state's old value for a key is subtracted from the new one.
+inline bool has_delta(UpdateRule rule) {
+  return rule == UpdateRule::delta || rule == UpdateRule::gated_delta;
+}
+
 // [b, t, ...], or ragged [total, ...].
 inline constexpr Shapes kTokens = Shapes("b t").when(DeltaRuleModes::ragged, "total");
 inline constexpr Shapes kStates = Shapes("b h d dv").when(DeltaRuleModes::slots, "slots h d dv");

@@ -68,9 +68,6 @@ constexpr Field<P> kFields[] = {
     integer_field<P, &P::steps, 0>("steps"),
 };
 
-bool has_delta(UpdateRule rule) {
-  return rule == UpdateRule::delta || rule == UpdateRule::gated_delta;
-}
 bool has_decay(UpdateRule rule) {
   return rule == UpdateRule::gated || rule == UpdateRule::gated_delta;
 }
@@ -254,16 +251,9 @@ void check(const DeltaRuleProblem& p) {
   const int64_t h = p.state_heads();
   if (!divides(p.hq, h) && !divides(h, p.hq) && (p.hq | h) != 0)
     throw Error("q", std::to_string(p.hq) + " heads", "a multiple or a divisor of the states' " + std::to_string(h));
-  int64_t rows = 0;
-  const auto at_least_1 = [](int64_t size) {
-    return std::max<int64_t>(size, 1);
-  };  // a size of 0 must not hide the others
-  if (__builtin_mul_overflow(at_least_1(p.b), at_least_1(std::max(p.hq, h)), &rows) ||
-      __builtin_mul_overflow(rows, at_least_1(p.t), &rows) || rows > kMaxOffset)
-    throw Error("q", "more than 2^52 rows", "a smaller problem");
+  check_row_count(p.b, std::max(p.hq, h), p.t);
   if (p.ragged < -1 || p.ragged > kMaxSize) throw Error("cu_seqlens", std::to_string(p.ragged), "0 to 2^48 tokens");
-  if (p.ragged >= 0 && (p.ragged < p.t || (p.t > 0 ? (p.ragged - 1) / p.t >= p.b : p.ragged > 0)))
-    throw Error("cu_seqlens", std::to_string(p.ragged) + " tokens", "between the longest sequence's and b times it");
+  check_ragged("cu_seqlens", p.ragged, "tokens", p.b, p.t);
   if (p.steps < 0 || (p.steps > 0 && (!p.slots || p.t > p.steps)))
     throw Error("steps", std::to_string(p.steps), "0, or with slots as many as tokens or more");
   // fp16 ends at 65504, which sums over many tokens pass.

@@ -104,11 +104,7 @@ void check(const IndexScoresProblem& p) {
     if (size < 0 || size > kMaxSize) throw Error(name, std::to_string(size), "0 to 2^48");
   if (p.h < 1) throw Error("q", "no heads", "1 or more");
   if (p.h > int64_t{1} << 32) throw Error("q", std::to_string(p.h) + " heads", "at most 2^32");
-  int64_t rows = 0;
-  const auto at_least_1 = [](int64_t size) { return std::max<int64_t>(size, 1); };
-  if (__builtin_mul_overflow(at_least_1(p.b), at_least_1(p.sq), &rows) ||
-      __builtin_mul_overflow(rows, at_least_1(p.h), &rows) || rows > kMaxOffset)
-    throw Error("q", "more than 2^52 rows", "a smaller problem");
+  check_row_count(p.b, p.h, p.sq);
   if (p.topk > INT32_MAX || (p.topk > 0 && p.sk > INT32_MAX))
     throw Error("indices", std::to_string(std::max(p.topk, p.sk)) + " keys", "less than 2^31: indices are i32");
   check_type("q", p.q_dtype, kFloatTypes), check_type("k", p.k_dtype, Op::kKeyTypes);
