@@ -49,12 +49,12 @@ __device__ __forceinline__ RowSums sum_row(const AttentionParams& p, const Parti
   RowSums all = {of_lane.x, 0, {0, 0, 0, 0}};
 #pragma unroll 1
   for (int i = lane + 32; i < splits; i += 32) all.row_max = fmaxf(all.row_max, m_and_l(i).x);
-  for (int bit = 16; bit > 0; bit /= 2) all.row_max = fmaxf(all.row_max, __shfl_xor_sync(~0u, all.row_max, bit));
+  all.row_max = over_lanes(all.row_max, Max());
   const auto factor = [to = all.row_max](float row_max) { return rescale_factor(row_max, to); };
   all.row_sum = of_lane.y * factor(of_lane.x);
 #pragma unroll 1
   for (int i = lane + 32; i < splits; i += 32) all.row_sum = fmaf(m_and_l(i).y, factor(m_and_l(i).x), all.row_sum);
-  for (int bit = 16; bit > 0; bit /= 2) all.row_sum += __shfl_xor_sync(~0u, all.row_sum, bit);
+  all.row_sum = over_lanes(all.row_sum, Sum());
 
   const float factor_of_lane = factor(m_of_lane);
   float4 group = make_float4(0, 0, 0, 0);

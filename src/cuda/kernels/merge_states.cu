@@ -4,8 +4,8 @@
 #include <algorithm>
 
 #include "cuda/kernels/kernels.hpp"
-#include "cuda/tile/head.cuh"
 #include "cuda/tile/launch.cuh"
+#include "cuda/tile/score.cuh"
 
 namespace rapt::cuda {
 namespace {
@@ -23,15 +23,6 @@ __global__ void write_states(const __grid_constant__ StateBatch batch, Attention
   if (threadIdx.x < count) to[threadIdx.x] = batch.states[threadIdx.x];
 }
 
-__device__ float not_a_number() {
-  return __int_as_float(0x7fc00000);
-}
-template <class T, class Combine>
-__device__ T over_warp(T x, Combine combine) {
-  for (int bit = 16; bit > 0; bit /= 2) x = combine(x, __shfl_xor_sync(~0u, x, bit));
-  return x;
-}
-
 // The weights of all states for a row; the same in each lane.
 struct Weighing {
   float largest;  // largest lse, or NaN
@@ -47,13 +38,13 @@ struct Weighing {
       const float x = lse_of(i);
       largest = fmaxf(largest, x), has_nan |= x != x;
     }
-    largest = over_warp(largest, [](float a, float b) { return fmaxf(a, b); });
+    largest = over_lanes(largest, Max());
     if (__any_sync(~0u, has_nan)) largest = not_a_number();
     finite = abs_of(largest) < kInfinity;
     const auto top = static_cast<double>(largest);
     double sum = 0;
     for (std::int64_t i = lane; finite && i < count; i += 32) sum += exp(static_cast<double>(lse_of(i)) - top);
-    total = top + log(over_warp(sum, [](double a, double b) { return a + b; }));
+    total = top + log(over_lanes(sum, Sum()));
   }
 };
 

@@ -137,14 +137,6 @@ struct RowReader<void> {
   __device__ static float element(const Pair& pair, int i) { return i == 0 ? pair.x : pair.y; }
 };
 
-// Reduces over all lanes.
-template <class X, class Combine>
-__device__ X over_lanes(X x, Combine combine) {
-#pragma unroll
-  for (int bit = 16; bit > 0; bit /= 2) x = combine(x, __shfl_xor_sync(~0u, x, bit));
-  return x;
-}
-
 // Computes out and lse of rows of a sequence and kv head: row first_row + i for each bit i of `rows`. By a warp, out of
 // line. It does a few rows at a time, which share the latency of loads, over blocks of 32 keys, a key to a lane. Hidden
 // keys have no influence, whatever their values, and a row's bits do not depend on the other rows. For values of up to
@@ -261,7 +253,7 @@ __device__ __noinline__ void recompute_rows(const AttentionParams& p, int b, int
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       const Row row = row_of(head, number[i]);
-      const auto all = static_cast<float>(over_lanes(row_sum[i], [](double x, double y) { return x + y; }));
+      const auto all = static_cast<float>(over_lanes(row_sum[i], Sum()));
       const FinalizedRow f = finalize_row(row_max[i], all, sink_of(head, row), alibi_shift_log2(head, row));
       const float output_scale = 1 / f.sum;
       const std::int64_t out = row_at(p.out_stride, head, row);

@@ -14,13 +14,23 @@ __device__ inline float exp2_approx(float x) {
   return y;
 }
 
-// Reductions over rows.
+// Reductions.
 struct Max {
   __device__ float operator()(float a, float b) const { return fmaxf(a, b); }
 };
 struct Sum {
-  __device__ float operator()(float a, float b) const { return a + b; }
+  template <class T>
+  __device__ T operator()(T a, T b) const {
+    return a + b;
+  }
 };
+// Over all lanes of a warp.
+template <class X, class Combine>
+__device__ X over_lanes(X x, Combine combine) {
+#pragma unroll
+  for (int bit = 16; bit > 0; bit /= 2) x = combine(x, __shfl_xor_sync(~0u, x, bit));
+  return x;
+}
 
 __device__ inline float not_a_number() {
   return __int_as_float(0x7fffffff);
