@@ -72,6 +72,7 @@ rapt_set_cuda_properties(rapt_cuda)
 set(rapt_cuda_objects $<TARGET_OBJECTS:rapt_cuda>)
 
 # Hopper's own instructions are in no other GPU's set.
+message(STATUS "rapt: CUDA backend ON for ${rapt_cuda_architectures}")
 set(rapt_have_sm90a OFF)
 if("${rapt_cuda_architectures}" MATCHES "90a")
   set(rapt_have_sm90a ON)
@@ -80,7 +81,8 @@ if("${rapt_cuda_architectures}" MATCHES "90a")
               src/cuda/kernels/attention_latent.cu src/cuda/kernels/attention_prefill.cu
               src/cuda/kernels/attention_prefill_f32.cu src/cuda/kernels/attention_prefill_f8.cu)
   rapt_set_cuda_properties(rapt_cuda_sm90a)
-  set_target_properties(rapt_cuda_sm90a PROPERTIES CUDA_ARCHITECTURES 90a-real)
+  list(FILTER rapt_cuda_architectures INCLUDE REGEX "^90a")
+  set_target_properties(rapt_cuda_sm90a PROPERTIES CUDA_ARCHITECTURES "${rapt_cuda_architectures}")
   list(APPEND rapt_cuda_objects $<TARGET_OBJECTS:rapt_cuda_sm90a>)
 endif()
-message(STATUS "rapt: CUDA backend ON for ${rapt_cuda_architectures}; Hopper's tensor cores (90a): ${rapt_have_sm90a}")
+message(STATUS "rapt: Hopper's tensor cores (90a) ${rapt_have_sm90a}")
