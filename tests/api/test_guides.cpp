@@ -46,7 +46,8 @@ TEST_CASE("guide: every example of docs/guide and README.md is part of a test", 
   const auto held = sources(tests);
   std::map<std::string, int> blocks;
   std::vector<fs::path> pages = {root / "README.md"};
-  for (const auto& entry : fs::directory_iterator(root / "docs" / "guide")) pages.push_back(entry.path());
+  for (const auto& entry : fs::recursive_directory_iterator(root / "docs" / "guide"))
+    if (entry.is_regular_file()) pages.push_back(entry.path());
   for (const fs::path& page : pages) {
     std::istringstream lines(read(page));
     for (std::string line; std::getline(lines, line);) {
