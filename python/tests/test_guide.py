@@ -1,4 +1,4 @@
-"""The Python of docs/guide and README.md runs as it stands."""
+"""The Python of docs/guide, docs/tutorials and README.md runs as it stands."""
 
 import re
 from pathlib import Path
@@ -6,16 +6,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+FOLDERS = (ROOT / "docs" / "guide", ROOT / "docs" / "tutorials")
 PAGES = {
     str(path.relative_to(ROOT)): "\n".join(re.findall(r"^```python\n(.*?)^```", path.read_text(encoding="utf-8"), re.M | re.S))
-    for path in (ROOT / "README.md", *sorted((ROOT / "docs" / "guide").rglob("*.md")))
+    for path in (ROOT / "README.md", *sorted(page for folder in FOLDERS for page in folder.rglob("*.md")))
 }
 # Pages of shell commands, of C++ and of C.
-WITHOUT = {"docs/guide/cli.md", "docs/guide/cpp.md", "docs/guide/profiling.md", "docs/guide/python.md", "docs/guide/python/vllm.md"}
+WITHOUT = {"cli.md", "cpp.md", "engine.md", "profiling.md", "python.md", "vllm.md"}
 
 
 def test_pages_have_examples():
-    assert {name for name, code in PAGES.items() if not code} == WITHOUT
+    assert {Path(name).name for name, code in PAGES.items() if not code} == WITHOUT
 
 
 @pytest.mark.parametrize("name", [name for name, code in PAGES.items() if code])

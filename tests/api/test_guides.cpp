@@ -1,4 +1,4 @@
-// Every block of C++, C and CMake in docs/guide and README.md is part of a test.
+// Every block of C++, C and CMake in docs/guide, docs/tutorials and README.md is part of a test.
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
@@ -32,7 +32,7 @@ std::string read(const fs::path& path) {
 /// By the language of a fence, the tests that have to hold its lines.
 std::map<std::string, std::string> sources(const fs::path& tests) {
   std::map<std::string, std::string> of;
-  for (const char* name : {"api/test_examples.cpp", "api/test_examples_caches.cpp"})
+  for (const char* name : {"api/test_examples.cpp", "api/test_examples_caches.cpp", "api/test_tutorial_engine.cpp"})
     of["cpp"] += unindented(read(tests / name));
   of["c"] = unindented(read(tests / "c" / "test_examples.c"));
   of["cmake"] = unindented(read(tests / "package" / "find_package" / "CMakeLists.txt"));
@@ -41,13 +41,14 @@ std::map<std::string, std::string> sources(const fs::path& tests) {
 
 }  // namespace
 
-TEST_CASE("guide: every example of docs/guide and README.md is part of a test", "[examples]") {
+TEST_CASE("guide: every example of the guides, the tutorials and README.md is part of a test", "[examples]") {
   const fs::path tests = fs::path(RAPT_TEST_DATA).parent_path(), root = tests.parent_path();
   const auto held = sources(tests);
   std::map<std::string, int> blocks;
   std::vector<fs::path> pages = {root / "README.md"};
-  for (const auto& entry : fs::recursive_directory_iterator(root / "docs" / "guide"))
-    if (entry.is_regular_file()) pages.push_back(entry.path());
+  for (const char* folder : {"guide", "tutorials"})
+    for (const auto& entry : fs::recursive_directory_iterator(root / "docs" / folder))
+      if (entry.is_regular_file()) pages.push_back(entry.path());
   for (const fs::path& page : pages) {
     std::istringstream lines(read(page));
     for (std::string line; std::getline(lines, line);) {
