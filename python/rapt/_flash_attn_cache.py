@@ -72,7 +72,8 @@ def flash_attn_with_kvcache(
                     position cache_seqlens.
     cache_seqlens   int, or int32 or int64 [b]: keys of each sequence before the call, padding included. All of the
                     room if not given, which k needs.
-    cache_batch_idx int32 or int64 [b]: which cache is whose; the first b in their order if not given. With k, each
+    cache_batch_idx
+                    int32 or int64 [b]: which cache is whose; the first b in their order if not given. With k, each
                     once.
     cache_leftpad   int32 or int64 [b]: how many keys at the beginning are padding, which no row sees.
     block_table     int32 or int64 [b, n]: key j of sequence i is row j % page_size of page

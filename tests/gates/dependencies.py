@@ -30,7 +30,7 @@ def names_in_use(root):
     for line in re.findall(r"(?m)^(?:requires|dependencies|torch|transformers|test) = \[(.+)\]", project):
         for name in re.findall(r'"([\w-]+)', line):
             found[name] = "pyproject.toml"
-    script = (root / "tools/dev").read_text(encoding="utf-8")
+    script = (root / "tools/dev").read_text(encoding="utf-8").replace("\\\n", "")  # lines that go on are one
     packages = re.search(r"(?s)^packages=\((.*?)\)", script, re.MULTILINE)[1].split()
     packages += [name for line in re.findall(r"(?m)^ +install ((?:[\w+-]+ ?)+)$", script) for name in line.split()]
     for line in re.findall(r"(?m)(?:pip install|^ +install_python) (.+)", script):

@@ -1,0 +1,94 @@
+"""Sphinx's configuration of the documentation site; `tools/dev docs` builds it.
+
+The pages are the repository's Markdown files, where they lie: Sphinx's source folder is the repository. Only this
+folder is for the site alone: the front page, and the pages that fill themselves from docstrings and headers' comments.
+"""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+DOXYGEN = ROOT / "build" / "site_doxygen"
+sys.path.insert(0, str(HERE))
+import docstrings
+import headers
+
+project = "rapt"
+author = "the rapt authors"
+version = release = re.search(r'(?m)^version = "(.+)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"))[1]
+html_title = f"rapt {version}"
+
+extensions = ["myst_parser", "autoapi.extension", "breathe", "sphinx_copybutton"]
+root_doc = "docs/site/index"
+include_patterns = ["docs/**", "*.md", "src/README.md", "src/cpu/*/README.md", "bench/results/README.md", "tests/data/README.md"]
+exclude_patterns = ["README.md"]  # the front page includes it
+myst_heading_anchors = 6  # links to headings, with the anchors of code hosts
+
+# Python is read, not imported: the site needs neither a compiler nor PyTorch.
+autoapi_dirs = [str(ROOT / "python" / "rapt")]
+autoapi_generate_api_docs = False
+autoapi_options = ["members", "imported-members"]
+autoapi_member_order = "bysource"
+python_maximum_signature_line_length = 100
+python_use_unqualified_type_names = True
+toc_object_entries_show_parents = "hide"
+default_role = "code"
+suppress_warnings = [
+    "autoapi.python_import_resolution",  # PyTorch, transformers and vLLM are not read
+    "duplicate_declaration.cpp",  # every header's namespace, and C's enumerations with a typedef of the same name
+]
+
+breathe_projects = {"rapt": str(DOXYGEN / "xml")}
+breathe_default_project = "rapt"
+
+html_theme = "furo"
+pygments_dark_style = "github-dark"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
+html_copy_source = False
+html_show_sourcelink = False
+html_show_copyright = False
+
+
+def read_docstring(app, what, name, obj, options, lines):
+    lines[:] = docstrings.to_rst(lines)
+
+
+def short_name(app, env, node, content):
+    """Of a type that has no page: Tensor, not torch.Tensor."""
+    return type(content)(node["reftarget"].rsplit(".", 1)[-1]) if node.get("refdomain") == "py" else None
+
+
+def check_headers():
+    listed = {name for page in HERE.rglob("*.rst") for name in re.findall(r"doxygenfile:: (\S+)", page.read_text(encoding="utf-8"))}
+    missing = {header.name for header in (ROOT / "include").rglob("*.h*")} - listed - {"rapt.hpp", "export.h"}
+    if missing:
+        sys.exit(f"docs/site/cpp: no page lists {', '.join(sorted(missing))}")
+
+
+def run_doxygen():
+    shutil.rmtree(DOXYGEN, ignore_errors=True)
+    for header in (ROOT / "include").rglob("*.h*"):
+        copy = DOXYGEN / header.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_text(headers.for_doxygen(header), encoding="utf-8")
+    subprocess.run(["doxygen", str(HERE / "Doxyfile")], cwd=DOXYGEN, check=True)
+
+
+def redirect(app, error):
+    """The site begins at index.html."""
+    if error is None:
+        page = f'<!doctype html><meta http-equiv="refresh" content="0; url={root_doc}.html"><title>rapt</title>\n'
+        Path(app.outdir, "index.html").write_text(page, encoding="utf-8")
+
+
+def setup(app):
+    check_headers()
+    run_doxygen()
+    app.connect("autodoc-process-docstring", read_docstring)
+    app.connect("missing-reference", short_name)
+    app.connect("build-finished", redirect)
