@@ -49,7 +49,8 @@ IndexPlan plan_index(const P& p, const IndexScoresKernel& kernel, int concurrenc
   // that is not enough work, keys are split.
   plan.tokens = std::clamp<int64_t>(p.b * p.sq / wanted, 1, std::min(kernel.tokens, std::max<int64_t>(p.sq, 1)));
   const int64_t blocks = p.b * ceil_div(p.sq, plan.tokens);
-  const int64_t max_splits = std::max<int64_t>(ceil_div(p.sk, std::max(kSplitKeys, 2 * p.topk)), 1);
+  // Keys for two splits stay whole: one worker has scored them by the time that a second one is awake.
+  const int64_t max_splits = p.sk <= 2 * kSplitKeys ? 1 : ceil_div(p.sk, std::max(kSplitKeys, 2 * p.topk));
   const int64_t splits = std::clamp(ceil_div(wanted, std::max<int64_t>(blocks, 1)), int64_t{1}, max_splits);
   plan.split_keys = round_up(ceil_div(std::max<int64_t>(p.sk, 1), splits), kernel.keys);
   plan.splits = std::max<int64_t>(ceil_div(p.sk, plan.split_keys), 1);
