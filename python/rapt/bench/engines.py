@@ -97,7 +97,9 @@ class ContinuousBatching:
 
     def _run(self, prompts: list[list[int]], tokens: int) -> list[list[int]]:
         blocks = sum((len(prompt) + tokens) // PAGE + 2 for prompt in prompts)
-        config = _hf.ContinuousBatchingConfig(num_blocks=blocks, max_batch_tokens=1024, page_size=PAGE, auto_switch_to_flash=False)
+        sizes = {"num_blocks": blocks, "max_batch_tokens": 1024, "page_size": PAGE}
+        # By default transformers wants graphs where it sees a GPU, also of a model on the CPU.
+        config = _hf.ContinuousBatchingConfig(**sizes, auto_switch_to_flash=False, use_cuda_graph=False)
         greedy = _hf.GenerationConfig(max_new_tokens=tokens, do_sample=False, eos_token_id=-1, pad_token_id=0)
         found = self.model.generate_batch(prompts, generation_config=greedy, continuous_batching_config=config, progress_bar=False)
         by_prompt = {tuple(result.prompt_ids): result.generated_tokens for result in found.values()}
