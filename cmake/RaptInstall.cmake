@@ -16,8 +16,9 @@ foreach(library IN LISTS rapt_openmp_libraries)
 endforeach()
 
 target_include_directories(rapt INTERFACE $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
-install(TARGETS rapt EXPORT raptTargets)
-install(DIRECTORY include/rapt ${rapt_public_dir}/rapt DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+install(TARGETS rapt EXPORT raptTargets LIBRARY COMPONENT rapt_library NAMELINK_COMPONENT rapt_development
+        ARCHIVE COMPONENT rapt_development)
+install(DIRECTORY include/rapt ${rapt_public_dir}/rapt DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT rapt_development)
 
 if(BUILD_SHARED_LIBS)
   set(rapt_static OFF)
@@ -25,11 +26,11 @@ else()
   set(rapt_static ON)
 endif()
 set(rapt_cmake_dir ${CMAKE_INSTALL_LIBDIR}/cmake/rapt)
-install(EXPORT raptTargets NAMESPACE rapt:: DESTINATION ${rapt_cmake_dir})
+install(EXPORT raptTargets NAMESPACE rapt:: DESTINATION ${rapt_cmake_dir} COMPONENT rapt_development)
 configure_package_config_file(cmake/raptConfig.cmake.in raptConfig.cmake INSTALL_DESTINATION ${rapt_cmake_dir})
 write_basic_package_version_file(raptConfigVersion.cmake COMPATIBILITY SameMinorVersion)
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/raptConfig.cmake ${CMAKE_CURRENT_BINARY_DIR}/raptConfigVersion.cmake
-        DESTINATION ${rapt_cmake_dir})
+        DESTINATION ${rapt_cmake_dir} COMPONENT rapt_development)
 
 # The prefix is found from where the .pc file lies, so the installed tree can be moved.
 if(IS_ABSOLUTE "${CMAKE_INSTALL_LIBDIR}" OR IS_ABSOLUTE "${CMAKE_INSTALL_INCLUDEDIR}")
@@ -61,4 +62,4 @@ if(rapt_static)
   endif()
 endif()
 configure_file(cmake/rapt.pc.in rapt.pc @ONLY)
-install(FILES ${CMAKE_CURRENT_BINARY_DIR}/rapt.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+install(FILES ${CMAKE_CURRENT_BINARY_DIR}/rapt.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig COMPONENT rapt_development)

@@ -1,0 +1,50 @@
+# Debian packages, by `cpack` in a build folder, as `tools/dev deb` makes them: of the shared library, of what is needed to
+# compile against it, and of the rapt command (-DCMAKE_INSTALL_PREFIX=/usr); of the Python package, where that is built
+# (-DCMAKE_INSTALL_PREFIX=/usr/lib/python3/dist-packages).
+
+# rapt_debian_package(<component> <name> <section> <description> <component it needs>...)
+set(CPACK_COMPONENTS_ALL "")
+macro(rapt_debian_package component name section description)
+  string(TOUPPER ${component} upper)
+  list(APPEND CPACK_COMPONENTS_ALL ${component})
+  set(CPACK_DEBIAN_${upper}_PACKAGE_NAME ${name})
+  set(CPACK_DEBIAN_${upper}_PACKAGE_SECTION ${section})
+  set(CPACK_COMPONENT_${upper}_DESCRIPTION "${description}")
+  set(CPACK_COMPONENT_${upper}_DEPENDS ${ARGN})
+  # Not a path below the prefix, which for Python is a folder of modules.
+  install(FILES LICENSE DESTINATION /usr/share/doc/${name} RENAME copyright COMPONENT ${component} EXCLUDE_FROM_ALL)
+endmacro()
+
+if(RAPT_PYTHON)
+  rapt_debian_package(python python3-rapt python "Attention for NumPy, PyTorch and transformers.")
+  find_package(Python REQUIRED COMPONENTS Interpreter)
+  set(python ${Python_VERSION_MAJOR}.${Python_VERSION_MINOR})
+  math(EXPR next "${Python_VERSION_MINOR} + 1")
+  set(CPACK_DEBIAN_PYTHON_PACKAGE_DEPENDS
+      "python3 (>= ${python}), python3 (<< ${Python_VERSION_MAJOR}.${next}), python3-numpy")
+  install(DIRECTORY python/rapt DESTINATION . COMPONENT python EXCLUDE_FROM_ALL FILES_MATCHING PATTERN "*.py" PATTERN "*.pyi"
+          PATTERN py.typed PATTERN __pycache__ EXCLUDE)
+else()
+  rapt_debian_package(rapt_library librapt${rapt_soversion} libs "The shared library.")
+  rapt_debian_package(rapt_development librapt-dev libdevel
+                      "Headers for C++20 and C11, and rapt's files for CMake and pkg-config." rapt_library)
+  set(CPACK_DEBIAN_PACKAGE_GENERATE_SHLIBS ON)
+  if(TARGET rapt_cli)
+    rapt_debian_package(rapt_tools rapt-tools science
+                        "The rapt command: what a machine has, checks against float64, benchmarks." rapt_library)
+  endif()
+endif()
+
+set(CPACK_GENERATOR DEB)
+set(CPACK_PACKAGE_NAME rapt)
+set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "${PROJECT_DESCRIPTION}")
+set(CPACK_STRIP_FILES ON)
+set(CPACK_PACKAGING_INSTALL_PREFIX ${CMAKE_INSTALL_PREFIX})
+set(CPACK_COMPONENTS_GROUPING IGNORE)
+set(CPACK_DEB_COMPONENT_INSTALL ON)
+set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
+set(CPACK_DEBIAN_PACKAGE_MAINTAINER "the rapt maintainers <maintainers@rapt.invalid>")
+set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
+set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS_PRIVATE_DIRS ${PROJECT_BINARY_DIR})  # the command's librapt
+set(CPACK_DEBIAN_ENABLE_COMPONENT_DEPENDS ON)
+include(CPack)
