@@ -63,24 +63,24 @@ def headline(models, shapes, trained):
         if row["vs_torch_back_to_back"] < 1:
             slower.setdefault(row["name"], []).append(f"{row['vs_torch_back_to_back']:.2f} in {row['dtype']}")
     slower_in = ", ".join(f'"{name}" ({", ".join(figures)})' for name, figures in slower.items())
-    return f"""Times as fast as PyTorch {release(models)}, on a {XEON}, 16 threads:
+    return f"""rapt's speed relative to PyTorch {release(models)} (above 1, rapt is faster), on a {XEON}, 16 threads:
 
-- **Whole transformers models**: {" and ".join(whole)}.
-- **Training them**, a whole step: {" and ".join(steps)}.
-- **Attention alone**: {alone[0]}, {alone[1]} and {alone[2]}, geometric means over {count} shapes of real models.{f" Slower in {slower_in}." * bool(slower)}"""
+- **Whole transformers models**, forward: {" and ".join(whole)}.
+- **Training** the same models, whole steps: {" and ".join(steps)}.
+- **Attention alone**: {alone[0]}, {alone[1]} and {alone[2]} (geometric means over {count} shapes of real models).{f" Slower in {slower_in}." * bool(slower)}"""
 
 
 def generation_line(data):
-    """rapt's cache without quantising over transformers' default one, by length; and at the longest over one that is written in place."""
+    """rapt's attention and cache, not quantised, relative to transformers' default cache at both ends of the lengths, and to `StaticCache` at the longest."""
     of = {(row["side"], row["length"], row["dtype"]): row["speedup"] for row in data["generation"]["rows"]}
     dtypes, lengths = (list(dict.fromkeys(key[i] for key in of)) for i in (2, 1))
     texts = []
     for length in (lengths[0], lengths[-1]):
         ratios = " and ".join(f"{of['rapt, Cache', length, dtype]:.2f} in {dtype}" for dtype in dtypes)
         texts.append(f"{ratios} after {length:,} tokens")
-    static = " and ".join(f"{of['rapt, Cache', lengths[-1], dtype] / of['sdpa, StaticCache', lengths[-1], dtype]:.2f}" for dtype in dtypes)
-    return (f"- **Generation**, a Llama-like model of 8 layers, over transformers' default cache: {', '.join(texts)}; "
-            f"there {static} over its `StaticCache`.")
+    static = " and ".join(f"{of['rapt, Cache', lengths[-1], dtype] / of['sdpa, StaticCache', lengths[-1], dtype]:.2f} in {dtype}" for dtype in dtypes)
+    return (f"- **Generation** with a Llama-like model of 8 layers and rapt's cache, relative to transformers' default cache: {', '.join(texts)}. "
+            f"Relative to its `StaticCache`, also after {lengths[-1]:,} tokens: {static}.")
 
 
 def generation_table(rows):
@@ -135,10 +135,10 @@ def page(data):
 
 {lead}
 {generation_line(data)}
-- **One H200**, prompts of 1024 tokens and more: {min(gpu16):.2f} to {max(gpu16):.2f} times cuDNN in bf16, {min(gpu32):.1f} to {max(gpu32):.1f} times PyTorch's fastest in fp32, as exact.
+- **One H200**, prompts of 1024 tokens and more: {min(gpu16):.2f} to {max(gpu16):.2f} relative to cuDNN in bf16, {min(gpu32):.1f} to {max(gpu32):.1f} relative to PyTorch's fastest kernel in fp32, with the accuracy of fp32.
 
-A ratio is PyTorch's time over rapt's. Above 1, rapt is faster. Samples that scatter by more than 20 % are in no mean and no range
-here. This compares the two on your machine, in a minute:
+Every ratio on this page is PyTorch's time divided by rapt's. Means and ranges leave out samples that scatter by more than 20 %. To compare
+the two on your machine in a minute:
 
 ```sh
 python -m rapt.bench --set quick
@@ -148,12 +148,12 @@ python -m rapt.bench --set quick
 
 ![Time of whole models](images/models.svg)
 
-The models have random weights and their usual sizes. Two copies share the weights. One attends by `sdpa`, one by `rapt`, and
-they take turns in one process. Attention is a small part of a small model, so the whole gains little there. In the
-Qwen3-Next-like model the layers of linear attention differ too: PyTorch loops over chunks, rapt runs its delta rule. Measured {data.day['models']}
-with PyTorch {release(models)} and transformers {context['transformers']}.
+The models have their usual sizes and random weights. Two copies share the weights: one uses `sdpa`, the other `rapt`, and they alternate
+in one process. Small models gain little, because attention is a small part of them. The Qwen3-Next-like model also has linear-attention
+layers: PyTorch loops over chunks, rapt runs its delta rule. Measured {data.day['models']} with PyTorch {release(models)} and transformers
+{context['transformers']}.
 
-PyTorch's time over rapt's, of the whole model:
+PyTorch's time over rapt's, whole model:
 
 {models_table([data["models_1"], data["models_2"], models])}
 
@@ -163,7 +163,7 @@ python -m rapt.bench --models --threads 1
 
 ### Training
 
-A step is forward, backward and AdamW, without dropout. Measured {data.day['training_bf16']}.
+A step is the forward, the backward and AdamW, without dropout. Measured {data.day['training_bf16']}.
 
 {training_table(training(data))}
 
@@ -175,12 +175,12 @@ python -m rapt.bench --models --train
 
 ![Tokens per second by context length](images/generation.svg)
 
-A Llama-like model of 8 layers (32 heads on 8, of 64 columns) makes tokens one by one over a cache that holds so many before. All take
-turns, token by token, in one process, and share the weights. transformers' `DynamicCache` is copied for every token, its `StaticCache`
-and rapt's `Cache` are written in place; `i8` and `i4x2` are rapt's quantised caches. Up to some thousand tokens the model's matrices take
-nearly all of the time. Measured {data.day['generation']}.
+A Llama-like model of 8 layers (32 query heads, 8 KV heads, head dimension 64) generates tokens one by one after a given number of cached
+tokens. All variants share the weights and alternate token by token in one process. transformers copies its `DynamicCache` for every token.
+Its `StaticCache` and rapt's `Cache` are written in place. `i8` and `i4x2` are rapt's quantised caches. Up to a few thousand tokens, the
+model's matrix products take nearly all of the time. Measured {data.day['generation']}.
 
-Milliseconds a token, and how many times as fast as the first column:
+Milliseconds per token, and in brackets the speed relative to the first column:
 
 {generation_table(data['generation']['rows'])}
 
@@ -192,8 +192,7 @@ python -m rapt.bench --generate --fill --cache i8,i4x2
 
 ![Speed-up of attention by shape](images/shapes.svg)
 
-Calls of rapt and PyTorch alternate with no pause between them, as in a model whose other layers are PyTorch's. Measured
-{data.day['shapes']}.
+Calls to rapt and PyTorch alternate without a pause, as in a model whose other layers are PyTorch's. Measured {data.day['shapes']}.
 
 ```sh
 python -m rapt.bench --set models --dtype f32,bf16,f16
@@ -204,7 +203,7 @@ python -m rapt.bench --set models --dtype f32,bf16,f16
 ![Speed-up by sequence length](images/lengths.svg)
 
 The relative error against float64 is {min(e[0] for e in errors):.1e} to {max(e[0] for e in errors):.1e}; PyTorch's is {min(e[1] for e in errors):.1e} to {max(e[1] for e in errors):.1e}. Measured
-{data.day['lengths']}.{" Sums have since become shorter and more exact, which costs 2 to 6 % of the time." * (data.day['lengths'] < "2026-11-22")}
+{data.day['lengths']}.{" Later versions of rapt sum more exactly and are 2 to 6 % slower." * (data.day['lengths'] < "2026-11-22")}
 
 ```sh
 python -m rapt.bench --set paper --threads 1,16
@@ -212,7 +211,7 @@ python -m rapt.bench --set paper --threads 1,16
 
 ### 16-bit types
 
-Geometric mean of PyTorch's time over rapt's, and the range, over S = 512, 1024 and 4096, full and causal ({data.day['halves']}):
+PyTorch's time over rapt's: geometric mean and range over S = 512, 1024 and 4096, full and causal ({data.day['halves']}):
 
 {halves_table(data)}
 
@@ -224,16 +223,16 @@ python -m rapt.bench --set halves --threads 1,16
 
 ![Decode against the memory's bandwidth](images/decode.svg)
 
-A call with few query rows reads all keys and values and computes little, so the memory's read bandwidth is its limit. `rapt
-bench` reads a large buffer beside every sample. A bar above 100 % had part of its keys in the last-level cache. Arithmetic, not
-reading, bounds quantised caches, large groups and several tokens at once. Measured {data.day['decode']}.
+A decode call reads all keys and values and computes little, so the memory's read bandwidth limits it. `rapt bench` measures that bandwidth
+with every sample, by reading a large buffer. Bars above 100 % had part of their keys in the last-level cache. Quantised caches, large groups
+and several tokens at once are limited by arithmetic instead. Measured {data.day['decode']}.
 
 ```sh
 rapt bench --set decode --threads 16
 ```
 
-Beside PyTorch, which has two ways to do this: `enable_gqa=True`, and query heads folded into rows by hand. 16 threads, 32
-query heads on 8, d = 128:
+PyTorch has two ways to decode with grouped heads: `enable_gqa=True`, and query heads folded into rows by hand. Compared with both, on 16
+threads, with 32 query heads, 8 KV heads and d = 128:
 
 {decode_table(data['decode_torch'])}
 
@@ -245,15 +244,15 @@ python -m rapt.bench --set decode --threads 16
 
 ![From 1 thread to 16](images/threads.svg)
 
-The 16 CPUs of this virtual machine share fewer cores: pure arithmetic becomes 10 to 12 times as fast. A gain above that means
-that the single thread had a busy neighbour on its core. Data and command are those of "By length".
+The 16 CPUs of this virtual machine share fewer cores: pure arithmetic is 10 to 12x faster on 16 threads than on one. A larger gain means
+that the single thread shared its core with a busy neighbour. Data and command are those of "By length".
 
 ## GPU
 
 ![TFLOP/s on an H200](images/gpu.svg)
 
-The factor beside a bar is rapt's speed over PyTorch's. fp32 runs on tensor cores, too: three products of fp16 components stand for
-one of fp32, as exactly. Measured {data.day['gpu']}: [data](../bench/results/{data.day['gpu']}/{data.path['gpu'].name}).
+The factor next to a bar is rapt's speed over PyTorch's. fp32 runs on tensor cores too: three products of fp16 components replace one of
+fp32, with the accuracy of fp32. Measured {data.day['gpu']}: [data](../bench/results/{data.day['gpu']}/{data.path['gpu'].name}).
 
 ```sh
 python -m rapt.bench --set cuda --dtype f32,bf16,f16 --device cuda
@@ -261,20 +260,20 @@ python -m rapt.bench --set cuda --dtype f32,bf16,f16 --device cuda
 
 ## Hardware
 
-| | CPU | what it measured |
+| | hardware | used for |
 |---|---|---|
 | Xeon | {XEON} (Sapphire or Emerald Rapids), 16 virtual CPUs | all charts but the last |
 | Zen 4 | AMD EPYC with AVX512-BF16, 2 virtual CPUs | 16-bit types |
 | H200 | NVIDIA H200, driver 580.159 | GPU |
 
-rapt was built by g++ 12.2. [bench.md](bench.md) says how samples, ratios and errors are taken; [the data](../bench/results/README.md)
-has every row, its version of rapt, and more (AVX2, shares of the FMA peak, costs of a call, other thread counts).
+rapt was built with g++ 12.2. [bench.md](bench.md) describes how samples, ratios and errors are measured. [The data](../bench/results/README.md)
+have every row with its version of rapt, and more: AVX2, shares of the FMA peak, costs of a call, other thread counts.
 
 ## Limits
 
-- Both CPUs are virtual machines on shared hosts. Ratios move by 5 to 10 % from run to run.
-- A pale bar of "Attention alone" has samples of one side whose quartiles are more than 20 % of the median apart. No mean includes it.
-- The data are of several versions and days{"; whole models were timed while the machine still settled from other work" * busy}. Measure on your own machine before you decide.
+- Both CPUs are virtual machines on shared hosts. Ratios vary by 5 to 10 % from run to run.
+- A pale bar in "Attention alone" scatters: the quartiles of one side are more than 20 % of the median apart. No mean includes it.
+- The data come from several versions and days{"; other work on the machine was still ending when whole models were timed" * busy}. Measure on your own machine before you decide.
 - Not measured: Arm; Zen 5; whole models on CPUs that have only AVX2; GPUs other than H100 and H200.
 """
 
