@@ -56,7 +56,8 @@ struct Guards {
   /// broken. Without a shadow nothing but 1.
   double tolerance = 1;
   /// Every call runs a second time, with one worker if it had several and else with several, into memory of its own;
-  /// all bits have to be the same. All operations but append_kv() and delta_rule() in pools of states.
+  /// all bits have to be the same. All operations but append_kv(), rotary_append_kv() with a cache or in place, and
+  /// delta_rule() in pools of states.
   bool determinism = false;
   /// Gets the reports, on the thread that called, when results are written. What it throws, the call throws. Must be
   /// thread-safe. Empty: each report is a line on standard error.

@@ -59,6 +59,11 @@ RAPT_HOST_DEVICE bool are_alike(const Lengths& l) {
   return !l.q_begin && !l.k_begin && !l.k_len;
 }
 
+// Of `count` keys that are written at once, the first that stays: of more than a ring has room for, the last ones do.
+RAPT_HOST_DEVICE std::int64_t first_kept(const KvLayout& kv, std::int64_t count) {
+  return kv.ring && count > kv.page_size ? count - kv.page_size : 0;
+}
+
 // The batch entry (index of the strides' b) of sequence i. It is i, except for gathered keys, where the function also
 // sets the token of `s`.
 RAPT_HOST_DEVICE std::int64_t entry_of(const KvLayout& kv, std::int64_t i, Sequence& s) {

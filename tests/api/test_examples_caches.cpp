@@ -189,6 +189,55 @@ TEST_CASE("guide: prefill and decode in one call", "[examples]") {
   }
 }
 
+TEST_CASE("guide: rotary embedding and norms", "[examples]") {
+  constexpr std::int64_t room = 16, n = 3;
+  const auto q_data = random_floats(2 * hq * n * d, 91), k_data = random_floats(2 * hk * n * d, 92),
+             v_data = random_floats(2 * hk * n * d, 93), angles = random_floats(room * d / 2, 94),
+             weights = random_floats(2 * d, 95);
+  std::vector<float> cos_data, sin_data, k_cache(2 * hk * room * d), v_cache(k_cache.size()), out(q_data.size());
+  for (const float angle : angles) cos_data.push_back(std::cos(angle)), sin_data.push_back(std::sin(angle));
+  const std::int64_t lengths[] = {0, 4};
+  const rapt::TensorView q(q_data.data(), {2, hq, n, d}), k_new(k_data.data(), {2, hk, n, d}),
+      v_new(v_data.data(), {2, hk, n, d}), cos(cos_data.data(), {room, d / 2}), sin(sin_data.data(), {room, d / 2}),
+      q_weight(weights.data(), {d}), k_weight(weights.data() + d, {d});
+  const rapt::MutableTensorView q_rotated(out.data(), {2, hq, n, d});
+  const auto cache = rapt::KvCache::strided({k_cache.data(), {2, hk, room, d}}, {v_cache.data(), {2, hk, room, d}});
+  {
+    rapt::RotaryAppendKvArgs rotary;
+    rotary.append = {k_new, v_new, cache, {lengths, {2}}};
+    rotary.q = q, rotary.q_out = q_rotated;  // it may be q itself
+    rotary.cos = cos, rotary.sin = sin;      // [positions, d / 2]: one angle for each pair
+    rotary.rotary_dim = d;
+    rotary.q_norm = q_weight, rotary.k_norm = k_weight;  // optional: RMS norms of heads
+    rapt::rotary_append_kv(rotary);
+  }
+  const auto check_rotated = [&](const float* got, const float* x, const float* weight, std::int64_t position) {
+    double squares = 0;
+    for (std::int64_t c = 0; c < d; ++c) squares += double{x[c]} * double{x[c]};
+    const double factor = 1 / std::sqrt(squares / static_cast<double>(d) + 1e-6);
+    for (std::int64_t first = 0, second = d / 2; second < d; ++first, ++second) {
+      const auto at = static_cast<std::size_t>(position * d / 2 + first);
+      const double x1 = factor * double{x[first]} * double{weight[first]},
+                   x2 = factor * double{x[second]} * double{weight[second]};
+      CHECK(std::fabs(double{got[first]} - (x1 * double{cos_data[at]} - x2 * double{sin_data[at]})) < 1e-5);
+      CHECK(std::fabs(double{got[second]} - (x2 * double{cos_data[at]} + x1 * double{sin_data[at]})) < 1e-5);
+    }
+  };
+  for (std::int64_t i = 0; i < 2; ++i)
+    for (std::int64_t t = 0; t < n; ++t) {
+      const std::int64_t position = lengths[i] + t;
+      for (std::int64_t h = 0; h < hq; ++h) {
+        const std::int64_t row = ((i * hq + h) * n + t) * d;
+        check_rotated(out.data() + row, q_data.data() + row, weights.data(), position);
+      }
+      for (std::int64_t h = 0; h < hk; ++h) {
+        const std::int64_t row = ((i * hk + h) * n + t) * d, to = ((i * hk + h) * room + position) * d;
+        check_rotated(k_cache.data() + to, k_data.data() + row, weights.data() + d, position);
+        CHECK(std::equal(v_data.data() + row, v_data.data() + row + d, v_cache.data() + to));
+      }
+    }
+}
+
 TEST_CASE("guide: a ring and a prompt in chunks", "[examples]") {
   constexpr std::int64_t prompt = 29;
   const auto q_data = random_floats(prompt * hq * d, 81), k_data = random_floats(prompt * hk * d, 82),

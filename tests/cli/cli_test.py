@@ -7,6 +7,7 @@ import unittest
 
 PROBLEM = "b=1 hq=2 sq=48 d=16 causal"
 OTHERS = {"append_kv": "append_kv new=bf16 kv=i8 b=3 hk=2 n=5 sk=40 d=16 dv=8 page=8 groups=2",
+          "rotary_append_kv": "rotary_append_kv new=bf16 kv=i8 b=3 hk=2 n=5 sk=40 d=16 dv=8 page=8 groups=2 hq=4 rotary=16 norm",
           "merge_states": "merge_states dtype=bf16 out=f32 rows=20 dv=24 count=3 lse",
           "delta_rule": "delta_rule decay=head b=2 hq=2 hv=4 t=1 d=16 dv=8 beta state",
           "delta_rule_backward": "delta_rule_backward decay=head b=2 hq=2 hv=4 t=9 d=16 dv=8 beta state",

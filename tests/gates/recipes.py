@@ -32,8 +32,7 @@ EXAMPLES = [
       "python/rapt/_sparse_torch.py", "python/rapt/_vllm_attention.py", "python/rapt/flash_attn.py", "python/rapt/transformers.py",
       "python/rapt/vllm.py", "python/src/eager.", "python/src/module.cpp"]),
     # GPU kernels know rings; a layout that they do not know, they refuse.
-    ("A KV layout", r"\bring\b|KV_RING", r"/(kind|layout)_ring\.[ch]pp$",
-     ["src/cpu/kernels/append_kv.cpp", "src/cuda/", "python/rapt/__init__.py"]),
+    ("A KV layout", r"\bring\b|KV_RING", r"/(kind|layout)_ring\.[ch]pp$", ["src/cuda/", "python/rapt/__init__.py"]),
     # PyTorch has a function of its own for gathered keys.
     ("A KV layout", r"\bgathered\b|KV_GATHERED|\bkv_counts\b|\bpages_stride_token\b",
      r"/(kind_gathered|layout_gathered|attention/lists|cpu_gathered)\.[ch]pp$",
@@ -51,8 +50,11 @@ def operation(name, *exceptions):
 # Exceptions: its own files under other names, and files that use it.
 EXAMPLES += [
     operation("merge_states", "python/rapt/_cache.py", "python/rapt/_model_fork.py", "src/cuda/kernels/kernels.hpp", "tools/check.cpp", "tools/main.cpp"),
-    operation("append_kv", "python/rapt/__init__.py", "python/rapt/_cache.py", "python/rapt/_codes.py", "python/rapt/_flash_attn_cache.py", "python/rapt/_fp8_rows.py",
-              "python/rapt/_vllm_attention.py", "python/rapt/mla.py", "src/cuda/kernels/kernels.hpp"),
+    operation("rotary_append_kv"),
+    operation("append_kv", "include/rapt/rotary_append_kv", "python/rapt/__init__.py", "python/rapt/_cache.py", "python/rapt/_codes.py",
+              "python/rapt/_flash_attn_cache.py", "python/rapt/_fp8_rows.py", "python/rapt/_vllm_attention.py", "python/rapt/mla.py",
+              "src/cuda/kernels/kernels.hpp", "src/operations/rotary_append_kv/",
+              "tests/operations/rotary_append_kv/"),
     operation("select_topk", "python/rapt/_dsa", "python/rapt/dsa.py", "python/rapt/torch.py", "python/src/dsa.cpp",
               "tests/fuzz/fuzz_validate_index_scores.cpp", "tests/operations/index_scores/"),
     operation("index_scores", "python/rapt/_dsa", "python/rapt/dsa.py", "python/rapt/torch.py", "python/src/dsa.cpp",

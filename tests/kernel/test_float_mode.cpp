@@ -15,6 +15,7 @@
 #include "operations/attention_backward/case.hpp"
 #include "operations/delta_rule_backward/case.hpp"
 #include "operations/index_scores/case.hpp"
+#include "operations/rotary_append_kv/case.hpp"
 #include "operations/select_topk/case.hpp"
 #include "rapt/append_kv.hpp"
 #include "rapt/merge_states.hpp"
@@ -175,6 +176,15 @@ TEST_CASE("a thread's rounding does not change what append_kv writes", "[kernel]
         return all;
       });
     }
+  }
+}
+
+TEST_CASE("a thread's rounding does not change what rotary_append_kv gives", "[kernel][numbers]") {
+  for (const char* words : {"hq=2 norm", "dtype=bf16 hq=2 interleaved", "kv=i8 groups=2 zeros hq=1 rows"}) {
+    RotaryCase c(RotaryAppendKvProblem::parse("rotary_append_kv b=1 hk=1 n=40 sk=64 d=32 " + std::string(words)));
+    for (Tensor* t : {&c.q, &c.append.k.fresh})
+      for (std::int64_t i = 0; i < t->size(); i += 3) t->flat(i) = std::ldexp(t->flat(i), -128);  // denormals
+    check_every_mode_of(c, 1);
   }
 }
 

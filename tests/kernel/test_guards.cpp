@@ -133,6 +133,9 @@ TEST_CASE("guards: sampled problems have nothing wrong, and keep their bits", "[
        {"append_kv b=2 hk=2 n=3 sk=20 d=8", "append_kv new=f32 kv=i8 b=2 hk=2 n=30 sk=20 d=8 ring groups=2",
         "append_kv dtype=bf16 b=3 hk=2 n=4 sk=40 d=8 page=4 ragged=9"})
     check_silence(AppendKvProblem::parse(text));
+  for (const char* text : {"rotary_append_kv new=bf16 kv=i8 b=2 hk=2 n=3 sk=20 d=8 groups=1 hq=4 norm",
+                           "rotary_append_kv b=2 hk=2 n=3 sk=0 d=8 hq=2 no_cache positions"})
+    check_silence(RotaryAppendKvProblem::parse(text));
   check_silence(MergeStatesProblem::parse("merge_states rows=60 dv=16 count=3 lse"));
 }
 
@@ -267,6 +270,16 @@ TEST_CASE("guards: other operations name the input, too", "[guards]") {
     c.v.fresh.at({0, 0, 0, 3}) = 1e6f;  // past the end of the type
     const std::int64_t row = index_at(c.seqlens, 0);
     check(found_in(c), "cache.v", {0, 0, row, 3});
+  }
+  for (const char* tensor : {"q", "k_new"}) {
+    RotaryCase c(RotaryAppendKvProblem::parse("rotary_append_kv b=2 hk=2 n=3 sk=20 d=8 hq=2 rotary=4 norm"));
+    (tensor == std::string("q") ? c.q : c.append.k.fresh).at({1, 0, 2, 3}) = kNan;
+    check(found_in(c), tensor, {1, 0, 2, 3});
+  }
+  {
+    RotaryCase c(RotaryAppendKvProblem::parse("rotary_append_kv b=1 hk=1 n=3 sk=0 d=8 hq=2 rows no_cache"));
+    c.cos.at({0, 1, 2}) = kInf;
+    check(found_in(c), "cos", {0, 1, 2});
   }
   {
     MergeCase c(MergeStatesProblem::parse("merge_states rows=1 dv=4 count=2 lse"), 2);

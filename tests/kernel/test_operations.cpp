@@ -1,5 +1,5 @@
-// append_kv, merge_states and select_topk on every entry: against float64; they, attention_backward, delta_rule and its
-// gradients, and index_scores on threads and executors, planned and forced.
+// append_kv, merge_states and select_topk on every entry: against float64; they, rotary_append_kv, attention_backward,
+// delta_rule and its gradients, and index_scores on threads and executors, planned and forced.
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -107,6 +107,9 @@ void for_large_problems(const Use& use) {
   use(AppendKvProblem::parse("append_kv kv=i8 b=3 hk=2 n=300 sk=400 d=128 groups=2 zeros"));
   use(AppendKvProblem::parse("append_kv dtype=bf16 b=5 hk=3 n=200 sk=1024 d=64 ragged=700 page=16"));
   use(AppendKvProblem::parse("append_kv kv=f16 b=2 hk=3 n=700 sk=300 d=64 ring"));
+  use(RotaryAppendKvProblem::parse(
+      "rotary_append_kv new=bf16 kv=i8 b=3 hk=2 n=100 sk=200 d=64 page=10 groups=2 hq=4 norm"));
+  use(RotaryAppendKvProblem::parse("rotary_append_kv b=3 hk=1 n=150 sk=0 d=64 ragged=400 no_cache hq=3 rows"));
   use(MergeStatesProblem::parse("merge_states rows=900 dv=96 count=3 lse"));
   use(MergeStatesProblem::parse("merge_states dtype=bf16 rows=210 dv=512 count=17"));
   use(AttentionBackwardProblem::parse("attention_backward b=2 hq=4 hk=2 sq=200 sk=333 d=40 dlse"));
@@ -313,7 +316,7 @@ TEST_CASE("operations: plans say what runs, and run it", "[kernel][numbers]") {
     CHECK(lines[0] == problem.to_string() + " -> " + chosen(problem));
 
     auto other = problem;
-    if constexpr (std::is_same_v<decltype(other), AppendKvProblem>) ++other.hk;
+    if constexpr (std::is_base_of_v<AppendKvProblem, decltype(other)>) ++other.hk;
     else if constexpr (std::is_same_v<decltype(other), MergeStatesProblem>) ++other.count;
     else if constexpr (std::is_base_of_v<DeltaRuleProblem, decltype(other)>) --other.dv;
     else if constexpr (std::is_same_v<decltype(other), SelectTopkProblem>) ++other.n;
@@ -401,7 +404,7 @@ TEST_CASE("operations: max_workspace_bytes is enough for smaller calls", "[kerne
     };
     enough(problem);
     P smaller = problem;
-    if constexpr (std::is_same_v<P, AppendKvProblem>) {
+    if constexpr (std::is_base_of_v<AppendKvProblem, P>) {
       for (; smaller.n > 1; smaller.n /= 2) {
         if (smaller.ragged >= 0) smaller.ragged = (smaller.b - 1) * smaller.n;
         enough(smaller);

@@ -1,47 +1,10 @@
 // append_kv: new rows of k and v -> rows of the cache, copied, rounded or quantised.
+#include "cpu/kernels/append_kv_row.hpp"
 #include "cpu/kernels/append_kv_table.hpp"
 #include "cpu/tile/bump_allocator.hpp"
-#include "cpu/tile/pack.hpp"
-#include "semantics/coding.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
 namespace {
-
-Extent extent_of(const float* x, std::int64_t n) {
-  vec low(kInfinity), high(-kInfinity), finite(0.f);
-  const auto see = [&](vec y) __attribute__((always_inline)) {
-    const auto is_finite = xsimd::abs(y) < vec(kInfinity);
-    low = xsimd::min(low, xsimd::select(is_finite, y, vec(kInfinity)));
-    high = xsimd::max(high, xsimd::select(is_finite, y, vec(-kInfinity)));
-    finite = finite + xsimd::select(is_finite, vec(0.f), vec(1.f));
-  };
-  std::int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) see(load_any(x + i));
-  if (i < n) {  // the last elements; x[i] fills the other lanes, which changes no extent
-    alignas(64) float rest[kLanes];
-    for (int lane = 0; lane < kLanes; ++lane) rest[lane] = i + lane < n ? x[i + lane] : x[i];
-    see(load(rest));
-  }
-  alignas(64) float lows[kLanes], highs[kLanes], others[kLanes];
-  store(lows, low), store(highs, high), store(others, finite);
-  Extent all{lows[0], highs[0], others[0] == 0};
-  for (int lane = 1; lane < kLanes; ++lane) {
-    all.low = lows[lane] < all.low ? lows[lane] : all.low;
-    all.high = highs[lane] > all.high ? highs[lane] : all.high;
-    all.finite = all.finite && others[lane] == 0;
-  }
-  return all;
-}
-
-void encode(DType dtype, const float* x, std::int64_t n, Coding coding, std::uint8_t* codes) {
-  const double factor = 1 / static_cast<double>(coding.scale), zero = static_cast<double>(coding.zero);
-  const double half = half_range(dtype);
-  const auto encode_floats = [&](auto type) {
-    for (std::int64_t i = 0; i < n; ++i) codes[i] = float_code<Fp8<type.value>>(x[i], factor);
-  };
-  if (with_dtype<kFp8Types>(dtype, encode_floats)) return;
-  for (std::int64_t i = 0; i < n; ++i) codes[i] = integer_code(x[i], factor, zero, half);
-}
 
 struct AppendKvScratch {
   float* row;
@@ -52,77 +15,6 @@ struct AppendKvScratch {
     codes = allocator.take<std::uint8_t>(size);
   }
 };
-
-// Indices of a row of one head: its source, its place in the cache, its scale and zero.
-struct RowIndices {
-  std::int64_t from, to, scale, zero;
-};
-
-template <class T>
-void copy_row(const AppendKvSide& s, const void* from, void* to, const RowIndices& at) {
-  const T* const source = static_cast<const T*>(from) + at.from;
-  T* const target = static_cast<T*>(to) + at.to;
-  if (s.from_stride.d == 1 && s.to_stride.d == 1) {
-    __builtin_memcpy(target, source, static_cast<std::size_t>(s.size) * sizeof(T));
-    return;
-  }
-  for (std::int64_t c = 0; c < s.size; ++c) target[c * s.to_stride.d] = source[c * s.from_stride.d];
-}
-
-void store_codes(const AppendKvSide& s, const std::uint8_t* codes, std::uint8_t* to) {
-  const std::int64_t step = s.to_stride.d;
-  if (s.to_type == DType::i4x2) {
-    for (std::int64_t c = 0; c < s.size / 2; ++c)
-      to[c * step] = static_cast<std::uint8_t>((codes[2 * c] & 0xf) | codes[2 * c + 1] << 4);
-  } else if (step == 1) {
-    __builtin_memcpy(to, codes, static_cast<std::size_t>(s.size));
-  } else {
-    for (std::int64_t c = 0; c < s.size; ++c) to[c * step] = codes[c];
-  }
-}
-
-void write_row(const AppendKvSide& s, const RowIndices& at, const AppendKvScratch& w) {
-  if (s.from_type == s.to_type)
-    return s.to_type == DType::f32 ? copy_row<float>(s, s.from, s.to, at)
-                                   : copy_row<std::uint16_t>(s, s.from, s.to, at);
-  with_float_type(s.from_type, [&](auto element) {
-    pack_row(static_cast<const decltype(element)*>(s.from) + at.from, s.from_stride.d, s.size, w.row);
-  });
-  if (only(s.to_type) & kFloatTypes) {
-    with_float_type(s.to_type, [&](auto element) {
-      auto* const to = static_cast<decltype(element)*>(s.to) + at.to;
-      for (std::int64_t c = 0; c < s.size; c += kLanes)
-        store_strided(to + c * s.to_stride.d, s.to_stride.d, min(kLanes, s.size - c), load(w.row + c));
-    });
-    return;
-  }
-  for (std::int64_t first = 0, group = 0; first < s.size; first += s.group, ++group) {
-    float* const scale = s.scale ? s.scale + at.scale + group * s.scale_stride.d : nullptr;
-    float* const zero = s.zero ? s.zero + at.zero + group * s.zero_stride.d : nullptr;
-    Coding coding;
-    if (s.computes_scale) {
-      coding = coding_of(s.to_type, extent_of(w.row + first, s.group), zero != nullptr);
-      *scale = coding.scale;
-      if (zero) *zero = coding.zero;
-    } else {
-      if (scale) coding.scale = *scale;
-      if (zero) coding.zero = *zero;
-    }
-    encode(s.to_type, w.row + first, s.group, coding, w.codes + first);
-  }
-  store_codes(s, w.codes, static_cast<std::uint8_t*>(s.to) + at.to);
-}
-
-// The sequence of new row r, where new rows are counted over all sequences.
-std::int64_t sequence_with(const AppendKvParams& p, std::int64_t r) {
-  if (!p.from_begin) return r / p.n;
-  std::int64_t low = 0, high = p.b;
-  while (high - low > 1) {
-    const std::int64_t middle = low + (high - low) / 2;
-    (p.from_begin[middle] <= r ? low : high) = middle;
-  }
-  return low;
-}
 
 void run(const AppendKvParams& p, std::int64_t begin, std::int64_t end, std::byte* scratch) noexcept {
   const FloatEnvironment environment;
@@ -135,14 +27,12 @@ void run(const AppendKvParams& p, std::int64_t begin, std::int64_t end, std::byt
     const std::int64_t before = p.from_begin ? rows.first : i * p.n, last = min(end, before + rows.count);
     for (; r < last; ++r) {
       const std::int64_t t = r - before, j = p.len_before[i] + t;
-      if (p.ring && t < rows.count - p.page_size)
-        continue;  // if there are more rows than the ring holds, only the last are written
+      if (t < first_kept(p, rows.count)) continue;
       for (int side = 0; side < p.sides; ++side) {
         const AppendKvSide& s = p.side[side];
         for (std::int64_t h = 0; h < p.hk; ++h) {
-          const auto in_cache = [&](const Strides& stride) { return key_index(p, stride, i, h, 0, j); };
           const std::int64_t from = i * s.from_stride.b + h * s.from_stride.h + (rows.first + t) * s.from_stride.s;
-          write_row(s, {from, in_cache(s.to_stride), in_cache(s.scale_stride), in_cache(s.zero_stride)}, w);
+          write_row(s, places_of_key(p, s, i, h, j, from), w.row, w.codes);
         }
       }
     }

@@ -5,9 +5,7 @@
 
 namespace rapt {
 
-Cost cost_of(const AppendKvArgs& args, const Call& call) {
-  const auto& p = std::get<AppendKvProblem>(call.problem);
-  const auto& params = std::get<AppendKvParams>(call.params);
+Cost append_cost(const AppendKvArgs& args, const AppendKvProblem& p, const AppendKvParams& params) {
   double rows = 0;
   for (std::int64_t i = 0; i < p.b; ++i) {
     const std::int64_t n = new_rows(params, i).count;
@@ -23,6 +21,10 @@ Cost cost_of(const AppendKvArgs& args, const Call& call) {
   if (p.values_are_keys) return cost;
   for (const MutableTensorView* t : {&cache.v_scale, &cache.v_zero}) cost.bytes += scale_bytes(*t, rows);
   return cost;
+}
+
+Cost cost_of(const AppendKvArgs& args, const Call& call) {
+  return append_cost(args, std::get<AppendKvProblem>(call.problem), std::get<AppendKvParams>(call.params));
 }
 
 }  // namespace rapt

@@ -1,5 +1,6 @@
 // Guards of append_kv.
-#include "guards/not_finite.hpp"
+#include "operations/append_kv/guards.hpp"
+
 #include "operations/append_kv/operation.hpp"
 
 namespace rapt {
@@ -8,9 +9,8 @@ namespace {
 using std::int64_t;
 
 // New rows of k or v, and the rows of a cache that they became. `column` is that of k_new where these begin.
-std::optional<Bad> bad_row(const WatchedCall<AppendKvArgs>& w, const AppendKvSide& side, const Block& from,
-                           const Block& to, int64_t column) {
-  const auto& p = std::get<AppendKvParams>(w.call.params);
+std::optional<Bad> bad_row(const AppendKvParams& p, const AppendKvSide& side, const Block& from, const Block& to,
+                           int64_t column) {
   for (int64_t i = 0; i < p.b; ++i) {
     const NewRows rows = new_rows(p, i);
     for (int64_t n = first_kept(p, rows.count); n < rows.count; ++n)
@@ -29,9 +29,7 @@ std::optional<Bad> bad_row(const WatchedCall<AppendKvArgs>& w, const AppendKvSid
 
 }  // namespace
 
-void find_not_finite(const WatchedCall<AppendKvArgs>& w, const SavedState&, Reports& reports) {
-  const auto& p = std::get<AppendKvParams>(w.call.params);
-  const AppendKvArgs& a = w.args;
+std::optional<Bad> bad_rows(const AppendKvArgs& a, const AppendKvParams& p) {
   for (int i = 0; i < p.sides; ++i) {
     const AppendKvSide& side = p.side[i];
     const bool is_k = side.to == a.cache.k.data, is_tail = a.cache.k_tail && side.to == a.cache.k_tail.data;
@@ -39,9 +37,15 @@ void find_not_finite(const WatchedCall<AppendKvArgs>& w, const SavedState&, Repo
     const Block to = is_tail ? Block{"cache.k_tail", a.cache.k_tail}
                      : is_k  ? Block{"cache.k", a.cache.k}
                              : Block{"cache.v", a.cache.v};
-    const auto bad = bad_row(w, side, {is_k || is_tail ? "k_new" : "v_new", from}, to, is_tail ? p.side[0].size : 0);
-    if (bad) return reports.add(GuardReport::Guard::nan, bad->place, bad->value);
+    auto bad = bad_row(p, side, {is_k || is_tail ? "k_new" : "v_new", from}, to, is_tail ? p.side[0].size : 0);
+    if (bad) return bad;
   }
+  return {};
+}
+
+void find_not_finite(const WatchedCall<AppendKvArgs>& w, const SavedState&, Reports& reports) {
+  const auto bad = bad_rows(w.args, std::get<AppendKvParams>(w.call.params));
+  if (bad) reports.add(GuardReport::Guard::nan, bad->place, bad->value);
 }
 
 const char* why_not_again(const AppendKvArgs&) {

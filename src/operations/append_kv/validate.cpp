@@ -24,45 +24,9 @@ namespace {
 using std::int64_t;
 using Kind = KvSource::Kind;
 using P = AppendKvProblem;
+using Op = OperationOf<AppendKvArgs>;
 
-constexpr std::array kFirstFields = {
-    Field<P>{"dtype", false,
-             [](const P& p, std::string_view key, std::string& text) {
-               if (p.new_dtype == p.kv_dtype && p.new_dtype != DType::f32)
-                 print_word(text, key, to_string(p.new_dtype));
-             },
-             [](P& p, const Word& word) { p.new_dtype = p.kv_dtype = word.dtype(); }},
-    Field<P>{"new", false,
-             [](const P& p, std::string_view key, std::string& text) {
-               if (p.new_dtype != p.kv_dtype && p.new_dtype != DType::f32)
-                 print_word(text, key, to_string(p.new_dtype));
-             },
-             [](P& p, const Word& word) { p.new_dtype = word.dtype(); }},
-    Field<P>{"kv", false,
-             [](const P& p, std::string_view key, std::string& text) {
-               if (p.new_dtype != p.kv_dtype && p.kv_dtype != DType::f32) print_word(text, key, to_string(p.kv_dtype));
-             },
-             [](P& p, const Word& word) { p.kv_dtype = word.dtype(); }},
-    device_field<P>(),
-    size_field<P, &P::b>("b"),
-    size_field<P, &P::hk>("hk"),
-    size_field<P, &P::n>("n"),
-    size_field<P, &P::sk>("sk"),
-    size_field<P, &P::d>("d"),
-    size_field_like<P, &P::dv, &P::d>("dv"),
-    integer_field<P, &P::ragged, -1>("ragged"),
-};
-constexpr std::array kLastFields = {
-    groups_field<P>(),
-    own_groups_field<P, &P::k_groups>("k_groups"),
-    own_groups_field<P, &P::v_groups>("v_groups"),
-    flag_field<P, &P::zeros>("zeros"),
-    integer_field<P, &P::k_tail, 0>("tail"),
-    dtype_field<P, &P::k_tail_dtype>("tail_dtype"),
-    flag_field<P, &P::given_scales>("given_scales"),
-    flag_field<P, &P::values_are_keys>("values_are_keys"),
-};
-constexpr auto kFields = join(kFirstFields, KeyKinds::fields<P>, kLastFields);
+constexpr auto& kFields = append_fields<P>;
 
 // An element that is Inf or NaN; 0 for numbers.
 float non_finite_part(const void* data, DType dtype, int64_t index) {
@@ -77,12 +41,6 @@ float non_finite_part(const void* data, DType dtype, int64_t index) {
   if ((bits & 0x7fff & ~exponent) != 0) return kNan;
   return bits & 0x8000 ? -kInf : kInf;
 }
-
-const void* element(const TensorView& t, int64_t index) {
-  return static_cast<const char*>(t.data) + index * static_cast<int64_t>(size_of(t.dtype));
-}
-
-using Op = OperationOf<AppendKvArgs>;
 
 // Elements of a row: of i4x2 there are two to a byte.
 int64_t row_size(const TensorView& cache) {
@@ -102,7 +60,7 @@ AppendKvSide side_of(const TensorView& fresh, const MutableTensorView& cache) {
 // The last columns of the new keys, and the tensor that they go to.
 AppendKvSide tail_side(const AppendKvArgs& args, const AppendKvSide& k) {
   AppendKvSide s = side_of(args.k_new, args.cache.k_tail);
-  s.from = element(args.k_new, k.size * k.from_stride.d);
+  s.from = element_at(args.k_new, k.size * k.from_stride.d);
   return s;
 }
 
@@ -142,7 +100,7 @@ bool is_columns(const TensorView& part, const TensorView& whole, int64_t first) 
   for (std::size_t i = 0; i <= last; ++i)
     if ((i < last && part.shape[i] != whole.shape[i]) || (part.shape[i] > 1 && part.strides[i] != whole.strides[i]))
       return false;
-  return part.data == element(whole, first * whole.strides[last]);
+  return part.data == element_at(whole, first * whole.strides[last]);
 }
 
 // The column of cache.k that cache.v begins at, if it lies there (latent attention): it is written with the keys, once.
@@ -283,91 +241,93 @@ void check(const AppendKvProblem& p) {
     throw Error("cache.v_scale", std::to_string(p.v_groups) + " groups", "those that cache.k has in these columns");
 }
 
-unsigned Op::mode(const Args& args) {
+unsigned AppendModes::of(const AppendKvArgs& args) {
   const KvCache& cache = args.cache;
   constexpr const char* kWanted = "one of KvCache's factories";
   unsigned mode = KvModes::of(cache.kind, "cache.kind", kWanted);
   if (!(mode & KvModes::caches)) throw Error("cache.kind", KvModes::name_of(mode), kWanted);
-  if (args.cu_seqlens) mode |= kRagged;
-  if (has_all_rows(cache.k_scale, cache.k)) mode |= kComputesK;
-  if (has_all_rows(cache.v_scale, cache.v)) mode |= kComputesV;
+  if (args.cu_seqlens) mode |= ragged;
+  if (has_all_rows(cache.k_scale, cache.k)) mode |= computes_k;
+  if (has_all_rows(cache.v_scale, cache.v)) mode |= computes_v;
   return mode;
 }
 
-// What is said of the cache alone; the room that a sequence has there.
-void Op::derive_room(const void* given, Bound& bound) {
-  const Args& args = *static_cast<const Args*>(given);
+void derive_room(const AppendKvArgs& args, const AppendDimensions& dims, Bound& bound) {
   const KvCache& cache = args.cache;
-  for (const auto& [name, size] :
-       {std::pair{"cache.k", bound[arguments.id("dk")]}, {"cache.v", bound[arguments.id("dv")]}})
+  if (!cache.k) return;
+  for (const auto& [name, size] : {std::pair{"cache.k", bound[dims.dk]}, {"cache.v", bound[dims.dv]}})
     if (size < 1 || size > kMaxHeadSize) throw Error(name, "rows of " + std::to_string(size), "1 to 8192 elements");
   const bool is_paged = bound.mode & KvModes::paged;
   if (is_paged) {
     int64_t room = 0;
-    if (__builtin_mul_overflow(bound[arguments.id("m")], cache.k.shape[2], &room)) room = kMaxSize;
-    bound.derive(arguments.id("sk"), std::min(room, kMaxSize));
+    if (__builtin_mul_overflow(bound[dims.m], cache.k.shape[2], &room)) room = kMaxSize;
+    bound.derive(dims.sk, std::min(room, kMaxSize));
   }
   // Of three batches that should be one, the one that is alone is named.
   const int64_t b = args.seqlens.shape[0], fresh = args.cu_seqlens ? args.cu_seqlens.shape[0] - 1 : args.k_new.shape[0];
-  if (b != fresh || b == bound[arguments.id("b")]) return;
+  if (b != fresh || b == bound[dims.b]) return;
   throw Error(is_paged ? "cache.block_table" : "cache.k",
               "shape " + shape_text(is_paged ? cache.block_table : TensorView(cache.k)),
               "the batch b = " + std::to_string(b));
 }
 
 // The columns of keys that are quantised, and those that are not.
-void Op::derive_head_size(const void* given, Bound& bound) {
-  const TensorView tail = static_cast<const Args*>(given)->cache.k_tail;
-  const int64_t size = bound[arguments.id("dk")];
-  bound.derive(arguments.id("d"), size + (tail ? tail.shape[3] : 0));
+void derive_head_size(const AppendKvArgs& args, const AppendDimensions& dims, Bound& bound) {
+  if (!args.cache.k) return;
+  const TensorView tail = args.cache.k_tail;
+  const int64_t size = bound[dims.dk];
+  bound.derive(dims.d, size + (tail ? tail.shape[3] : 0));
   if (!tail) return;
   if (tail.shape[3] < 1 || tail.shape[3] > kMaxHeadSize - size)
     throw Error("cache.k_tail", "shape " + shape_text(tail), "1 to 8192 columns with those of cache.k");
-  check_tail("cache.k_tail", static_cast<const Args*>(given)->cache.k.dtype, size + tail.shape[3], tail.shape[3],
-             tail.dtype);
+  check_tail("cache.k_tail", args.cache.k.dtype, size + tail.shape[3], tail.shape[3], tail.dtype);
 }
 
-Call Op::bind(const Args& args, Bound& bound) {
+void bind_append(const AppendKvArgs& args, const AppendDimensions& dims, Bound& bound, P& p, AppendKvParams& f) {
+  using Modes = AppendModes;
   const KvCache& cache = args.cache;
   const bool is_host = bound.device.type == DeviceType::cpu;  // lengths, tables and scales can be read here
-  const bool is_ragged = bound.mode & kRagged;
-  P p;
-  AppendKvParams f{};
+  const bool is_ragged = bound.mode & Modes::ragged;
   p.device = bound.device.type;
-  p.new_dtype = args.k_new.dtype, p.kv_dtype = cache.k.dtype;
-  p.b = f.b = bound[arguments.id("b")], p.hk = f.hk = bound[arguments.id("hk")];
-  p.d = bound[arguments.id("d")], p.dv = bound[arguments.id("dv")];
-  p.sk = f.room = bound[arguments.id("sk")];
-  fill_cache(bound.mode, cache.k.shape[2], p);
-  fill_layout(p, p.sk, f);
-  KeyKinds::visit(bound.mode & KvModes::caches, [&]<class K>(K) {
-    if constexpr (KeyKinds::can_be<K, CacheProblem>) K::fill_tensors(cache, f);
-  });
-  f.len_before = integers_of(args.seqlens);
+  p.new_dtype = args.k_new.dtype, p.kv_dtype = cache.k ? cache.k.dtype : args.k_new.dtype;
+  p.b = f.b = bound[dims.b], p.hk = f.hk = bound[dims.hk];
+  p.d = bound[dims.d], p.dv = cache.k ? bound[dims.dv] : p.d;
+  if (cache.k) {
+    p.sk = f.room = bound[dims.sk];
+    fill_cache(bound.mode, cache.k.shape[2], p);
+    fill_layout(p, p.sk, f);
+    KeyKinds::visit(bound.mode & KvModes::caches, [&]<class K>(K) {
+      if constexpr (KeyKinds::can_be<K, CacheProblem>) K::fill_tensors(cache, f);
+    });
+  }
+  if (args.seqlens) f.len_before = integers_of(args.seqlens);
   if (is_ragged) {
-    p.ragged = f.total = bound[arguments.id("total")];
+    p.ragged = f.total = bound[dims.total];
     f.from_begin = integers_of(args.cu_seqlens);
     // On a device of any lengths, but none has more rows than there is room for.
-    p.n = is_host         ? check_starts("cu_seqlens", f.from_begin, args.cu_seqlens.shape[0], f.total)
-          : is_endless(p) ? f.total
-                          : std::min(f.total, p.sk);
+    p.n = is_host                     ? check_starts("cu_seqlens", f.from_begin, args.cu_seqlens.shape[0], f.total)
+          : is_endless(p) || !cache.k ? f.total
+                                      : std::min(f.total, p.sk);
   } else {
-    p.n = f.n = bound[arguments.id("n")];
+    p.n = f.n = bound[dims.n];
     if (__builtin_mul_overflow(p.b, p.n, &f.total) || f.total > kMaxSize)
       throw Error("k_new", "shape " + shape_text(args.k_new), "at most 2^48 new rows");
   }
-  for (int64_t i = 0; is_host && i < p.b; ++i)
+  for (int64_t i = 0; is_host && f.len_before && i < p.b; ++i)
     if (const int64_t n = f.len_before[i]; n < 0 || n > kMaxOffset)
       throw Error("seqlens", "length " + std::to_string(n) + " of sequence " + std::to_string(i), "0 to 2^52");
 
+  if (!cache.k) return;
   AppendKvSide &k = f.side[0], &v = f.side[1];
   k = side_of(args.k_new, cache.k), v = side_of(args.v_new, cache.v);
-  if (cache.k_scale) p.k_groups = bound[arguments.id("k_groups")];
-  if (cache.v_scale) p.v_groups = bound[arguments.id("v_groups")];
-  set_coding({"cache.k_scale", "cache.k_zero", cache.k_scale, cache.k_zero, p.k_groups, (bound.mode & kComputesK) != 0},
-             cache.k, k);
-  set_coding({"cache.v_scale", "cache.v_zero", cache.v_scale, cache.v_zero, p.v_groups, (bound.mode & kComputesV) != 0},
-             cache.v, v);
+  if (cache.k_scale) p.k_groups = bound[dims.k_groups];
+  if (cache.v_scale) p.v_groups = bound[dims.v_groups];
+  set_coding(
+      {"cache.k_scale", "cache.k_zero", cache.k_scale, cache.k_zero, p.k_groups, (bound.mode & Modes::computes_k) != 0},
+      cache.k, k);
+  set_coding(
+      {"cache.v_scale", "cache.v_zero", cache.v_scale, cache.v_zero, p.v_groups, (bound.mode & Modes::computes_v) != 0},
+      cache.v, v);
   p.zeros = cache.k_zero || cache.v_zero;
   p.given_scales = (k.scale && !k.computes_scale) || (v.scale && !v.computes_scale);
   if (cache.k_tail) p.k_tail = cache.k_tail.shape[3], p.k_tail_dtype = cache.k_tail.dtype;
@@ -379,17 +339,33 @@ Call Op::bind(const Args& args, Bound& bound) {
     for (const char* name : {"cache.v", "cache.v_scale", "cache.v_zero"}) bound.set_alias(name);
   }
   f.sides = p.values_are_keys ? 1 : 2;
-  const bool is_empty = f.total == 0 || f.hk == 0;
-  if (p.k_tail > 0 && !is_empty) f.side[f.sides++] = tail_side(args, k);
-  return {p, f, bound.device, is_empty, nullptr};
+  if (p.k_tail > 0 && f.total > 0 && f.hk > 0) f.side[f.sides++] = tail_side(args, k);
+}
+
+void check_append_values(const AppendKvArgs& args, const P& p, const AppendKvParams& f) {
+  if (f.sides == 0) return;
+  check_places(args.cache, f, is_endless(p));
+  check_numbers("k", f, f.side[0]);
+  if (!p.values_are_keys) check_numbers("v", f, f.side[1]);
+}
+
+void Op::room(const void* args, Bound& bound) {
+  derive_room(*static_cast<const Args*>(args), kAppendDimensions<Args>, bound);
+}
+void Op::head_size(const void* args, Bound& bound) {
+  derive_head_size(*static_cast<const Args*>(args), kAppendDimensions<Args>, bound);
+}
+
+Call Op::bind(const Args& args, Bound& bound) {
+  P p;
+  AppendKvParams f{};
+  bind_append(args, kAppendDimensions<Args>, bound, p, f);
+  return {p, f, bound.device, f.total == 0 || f.hk == 0, nullptr};
 }
 
 void Op::check_values(const Args& args, const Call& call) {
   if (call.device.type != DeviceType::cpu) return;
-  const auto& f = std::get<AppendKvParams>(call.params);
-  check_places(args.cache, f, is_endless(std::get<P>(call.problem)));
-  check_numbers("k", f, f.side[0]);
-  if (!std::get<P>(call.problem).values_are_keys) check_numbers("v", f, f.side[1]);
+  check_append_values(args, std::get<P>(call.problem), std::get<AppendKvParams>(call.params));
 }
 
 void Op::set_scalars(const C& c, Args& args) {

@@ -120,12 +120,6 @@ void fill_layout(const CacheProblem& p, int64_t sk, KvLayout& f) {
   });
 }
 
-int64_t first_kept(const KvLayout& f, int64_t count) {
-  int64_t first = 0;
-  KeyKinds::for_each([&]<class K>(K) { first = std::max(first, K::first_kept(f, count)); });
-  return first;
-}
-
 void fill_kind(unsigned mode, const Bound& bound, AttentionProblem& p) {
   fill_cache(mode, bound[attention_dimension("page_size")], p);
   KeyKinds::visit(mode, [&]<class K>(K) { K::fill(bound, p); });

@@ -24,9 +24,6 @@ void fill_layout(const CacheProblem& problem, std::int64_t sk, KvLayout& layout)
 // Fills lengths, the block table and lists of keys into `params`. Their values are not read.
 void fill_keys(const AttentionArgs& args, const AttentionProblem& p, AttentionParams& params);
 
-// Of `count` keys that are written at once, the first that stays: the last ones do.
-std::int64_t first_kept(const KvLayout& layout, std::int64_t count);
-
 // Throws Error where a row sees a key that is not there: overwritten, or in a page that is none. `params` has what
 // scores become already. On a device, whose lengths and block tables are not read, only what shapes tell is checked.
 void check_visible_keys(const AttentionProblem& p, const AttentionParams& params);

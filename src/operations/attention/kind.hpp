@@ -61,7 +61,7 @@ struct KvBits : KvKinds {
 //     rows                            the sizes of k and v before that of a row; null: b hk sk
 //     fields<P>                       of the text of problems
 //     arguments<Args>                 its own tensors, of an operation whose arguments have a KvSource `kv`
-//     cache_arguments<Args>           the same, of append_kv
+//     cache_arguments<C, path...>     the same, of the C structure C and the KvCache at this path of the arguments
 //     check_batch(kv, bound)          throws Error for another number of sequences than queries have
 //     check_shapes(kv, bound)         throws Error, and gives `bound` the sk that no tensor has. It reads no lengths
 //                                     on a device
@@ -74,7 +74,6 @@ struct KvBits : KvKinds {
 //     fill_tensors(cache, layout)     and of tensors of its own, whose values are not read
 //     check_visible(problem, params)  throws Error where a row sees a key that is not there. `params` have what scores
 //                                     become already
-//     first_kept(layout, count)       of `count` keys that are written at once, the first that stays
 //     refusal                         what an argument is that does not go with such keys, and what is wanted
 //     gpu_refusal                     why GPU kernels do not take them; empty: they do
 //     has_gradients
@@ -93,7 +92,7 @@ struct KeyKindDefaults {
   static constexpr std::array<Field<P>, 0> fields{};
   template <class Args>
   static constexpr std::array<Argument, 0> arguments{};
-  template <class Args>
+  template <class C, auto... kCache>
   static constexpr std::array<Argument, 0> cache_arguments{};
   static void check_batch(const KvSource&, const Bound&) {}
   static void check_shapes(const KvSource&, Bound&) {}
@@ -106,7 +105,6 @@ struct KeyKindDefaults {
   template <class Cache>
   static void fill_tensors(const Cache&, KvLayout&) {}
   static void check_visible(const AttentionProblem&, const AttentionParams&) {}
-  static std::int64_t first_kept(const KvLayout&, std::int64_t) { return 0; }
   static constexpr KeyRefusal refusal{};
   static constexpr std::string_view gpu_refusal{};
   static constexpr bool has_gradients = false;

@@ -28,10 +28,9 @@ struct KeyKind<KvSource::Kind::paged> : KeyKindDefaults<KvSource::Kind::paged> {
   static constexpr std::array arguments = {
       read<&rapt_attention_args::block_table, &A::kv, &KvSource::block_table>("kv.block_table", kIntegers, "b n")
           .in(mode, true)};
-  template <class A>
+  template <class C, auto... kCache>
   static constexpr std::array cache_arguments = {
-      read<&rapt_append_kv_args::block_table, &A::cache, &KvCache::block_table>("cache.block_table", kIntegers, "b m")
-          .in(mode, true)};
+      read<&C::block_table, kCache..., &KvCache::block_table>("cache.block_table", kIntegers, "b m").in(mode, true)};
   static constexpr bool is(const CacheProblem& p) { return p.page_size > 0; }
   static void check_blocks(const CacheProblem& p, std::int64_t sk, const char* k);
   static void check_shapes(const KvSource& kv, Bound& bound);

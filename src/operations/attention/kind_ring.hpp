@@ -19,9 +19,6 @@ struct KeyKind<KvSource::Kind::ring> : KeyKindDefaults<KvSource::Kind::ring> {
   static void fill(const CacheProblem&, std::int64_t sk, KvLayout& f) { f.page_size = sk, f.ring = true; }
   static void check(const AttentionProblem& p);
   static void check_visible(const AttentionProblem& p, const AttentionParams& params);
-  static std::int64_t first_kept(const KvLayout& f, std::int64_t count) {
-    return f.ring && count > f.page_size ? count - f.page_size : 0;
-  }
   static constexpr KeyRefusal refusal{"a tensor for keys in a ring", "none: positions there have no end"};
 };
 

@@ -9,8 +9,8 @@ template <class... K>
 struct KeyKindList {
   template <class Args>
   static constexpr auto arguments = join(K::template arguments<Args>...);
-  template <class Args>
-  static constexpr auto cache_arguments = join(K::template cache_arguments<Args>...);
+  template <class C, auto... kCache>
+  static constexpr auto cache_arguments = join(K::template cache_arguments<C, kCache...>...);
   // Whether the problem P can be one of keys of this kind.
   template <class Kind, class P>
   static constexpr bool can_be = requires(const P& p) {

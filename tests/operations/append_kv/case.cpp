@@ -26,6 +26,12 @@ double scale_at(const Tensor& scale, Slot at, int64_t h, int64_t group) {
   return static_cast<double>(scale.at({shape[0] == 1 ? 0 : at.entry, h, shape[2] == 1 ? 0 : at.row, group}));
 }
 
+/// Between two numbers of the type next to x.
+double unit_of(DType dtype, double x) {
+  if (dtype == DType::f16) return std::max(std::fabs(x) * 0x1p-10, 0x1p-24);
+  return std::fabs(x) * (dtype == DType::bf16 ? 0x1p-7 : 0x1p-23);
+}
+
 bool is_poison(const Tensor& tensor, int64_t entry, int64_t row) {
   const Tensor fresh(tensor.dtype(), Layout(Dims{1}));
   const auto& [shape, strides] = std::pair{tensor.layout().shape, tensor.layout().strides};
@@ -179,24 +185,29 @@ Slot AppendCase::slot(int64_t i, int64_t t) const {
   return {i, row_in_entry(problem, problem.sk, j)};
 }
 
-float AppendCase::fresh_at(const Side& side, int64_t i, int64_t t, int64_t h, int64_t c) const {
-  return first_.empty() ? side.fresh.at({i, h, t, c}) : side.fresh.at({first_[static_cast<std::size_t>(i)] + t, h, c});
+float AppendCase::row_at(const Tensor& fresh, int64_t i, int64_t t, int64_t h, int64_t c) const {
+  return first_.empty() ? fresh.at({i, h, t, c}) : fresh.at({first_row(i) + t, h, c});
 }
 
-void AppendCase::compare_row(const Side& side, int64_t i, int64_t t, int64_t h, Tally& tally) const {
+void AppendCase::compare_row(const Side& side, int64_t i, int64_t t, int64_t h, Tally& tally, const Made* made) const {
   const DType dtype = side.cache.dtype();
   const int64_t size = side.cache.layout().shape[3] * (dtype == DType::i4x2 ? 2 : 1);
   const int64_t group = side.scale ? size / side.scale.layout().shape[3] : size;
   const Slot to = slot(i, t);
-  const auto fresh = [&](int64_t c) { return fresh_at(side, i, t, h, c); };
+  const auto fresh = [&](int64_t c) { return row_at(made ? made->x : side.fresh, i, t, h, c); };
+  const auto off = [&](int64_t c) { return made ? static_cast<double>(row_at(made->off, i, t, h, c)) : 0; };
+  // A number that is off before it is rounded may be rounded to the next one.
+  const auto add_float = [&](const Tensor& tensor, float got, int64_t c) {
+    const auto wanted = static_cast<double>(rounded(fresh(c), tensor.dtype()));
+    tally.add(static_cast<double>(got), wanted, off(c) > 0 ? off(c) + unit_of(tensor.dtype(), wanted) : 0);
+  };
   if (&side == &k)
-    for (int64_t c = 0; c < problem.k_tail; ++c)
-      tally.add(static_cast<double>(tail.at({to.entry, h, to.row, c})),
-                static_cast<double>(rounded(fresh(size + c), tail.dtype())), 0);
+    for (int64_t c = 0; c < problem.k_tail; ++c) add_float(tail, tail.at({to.entry, h, to.row, c}), size + c);
   for (int64_t begin = 0; begin < size; begin += group) {
-    double most = 0, low = HUGE_VAL, high = -HUGE_VAL;
+    double most = 0, low = HUGE_VAL, high = -HUGE_VAL, most_off = 0;
     for (int64_t c = begin; c < begin + group; ++c) {
       const auto x = static_cast<double>(fresh(c));
+      most_off = std::max(most_off, off(c));
       most = std::max(most, std::fabs(x)), low = std::min(low, x), high = std::max(high, x);
     }
     const double scale = side.scale ? scale_at(side.scale, to, h, begin / group) : 1;
@@ -205,7 +216,7 @@ void AppendCase::compare_row(const Side& side, int64_t i, int64_t t, int64_t h, 
     if (side.scale && !problem.given_scales) {
       const double computed = side.zero ? std::max((high - low) / (2 * end + 1), most * 0x1p-20) : most / end;
       const double wanted = most == 0 ? 1 : std::max(computed, 0x1p-126);
-      if (!(std::fabs(scale - wanted) <= wanted * 0x1p-23))
+      if (!(std::fabs(scale - wanted) <= wanted * 0x1p-23 + 2 * most_off / end))
         tally.violate("a scale is " + std::to_string(scale) + " in place of " + std::to_string(wanted));
     }
     for (int64_t c = begin; c < begin + group; ++c) {
@@ -213,19 +224,19 @@ void AppendCase::compare_row(const Side& side, int64_t i, int64_t t, int64_t h, 
       const auto x = static_cast<double>(given);
       const double code = code_at(side.cache, to.entry, h, to.row, c);
       if (!is_integer(dtype) && !is_fp8(dtype)) {
-        tally.add(code, static_cast<double>(rounded(given, dtype)), 0);
+        add_float(side.cache, static_cast<float>(code), c);
         continue;
       }
       const double inside = std::clamp(x, (first - zero) * scale, (end - zero) * scale);
       const double relative = dtype == DType::f8e4m3 ? 0x1p-4 : 0x1p-3,
                    unit = dtype == DType::f8e4m3 ? 0x1p-10 : 0x1p-17;
       const double bound = is_integer(dtype) ? scale / 2 : std::max(relative * std::fabs(inside), unit * scale);
-      tally.add((code - zero) * scale, inside, bound + most * 0x1p-21);
+      tally.add((code - zero) * scale, inside, bound + most * 0x1p-21 + 2 * off(c));
     }
   }
 }
 
-void AppendCase::compare(const Side& side, int64_t row_step, Tally& tally) const {
+void AppendCase::compare(const Side& side, int64_t row_step, Tally& tally, const Made* made) const {
   std::vector<bool> written(static_cast<std::size_t>(entries_ * rows_));
   for (int64_t i = 0; i < problem.b; ++i) {
     const int64_t n = count(i), kept = first_kept(problem, problem.sk, n);
@@ -234,7 +245,7 @@ void AppendCase::compare(const Side& side, int64_t row_step, Tally& tally) const
       written[static_cast<std::size_t>(to.entry * rows_ + to.row)] = true;
     }
     for (int64_t t = kept; t < n; t = next_row(t, row_step, n))
-      for (int64_t h = 0; h < problem.hk; ++h) compare_row(side, i, t, h, tally);
+      for (int64_t h = 0; h < problem.hk; ++h) compare_row(side, i, t, h, tally, made);
   }
   std::vector<const Tensor*> outputs{&side.cache};
   if (&side == &k) outputs.push_back(&tail);
@@ -252,9 +263,13 @@ void AppendCase::compare(const Side& side, int64_t row_step, Tally& tally) const
 
 Verdict AppendCase::verdict(int64_t row_step) const {
   Tally tally;
-  compare(k, row_step, tally);
-  if (!problem.values_are_keys) compare(v, row_step, tally);
+  compare(row_step, tally);
   return tally.verdict();
+}
+
+void AppendCase::compare(int64_t row_step, Tally& tally, const Made* keys) const {
+  compare(k, row_step, tally, keys);
+  if (!problem.values_are_keys) compare(v, row_step, tally, nullptr);
 }
 
 std::vector<DType> CaseOf<AppendKvProblem>::types(const AppendKvProblem& p) {

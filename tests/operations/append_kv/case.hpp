@@ -44,17 +44,28 @@ struct AppendCase {
   Side k, v;    ///< v has no tensors where values are columns of the keys
   Tensor tail;  ///< where the last columns of keys go, if not to k
   Tensor seqlens, cu_seqlens, block_table;
+  /// Of calls that do something to new keys first: f32 of k_new's shape, what they become and what that may be off by.
+  struct Made {
+    Tensor x, off;
+  };
+  /// Adds what verdict() says to `tally`.
+  void compare(std::int64_t row_step, Tally& tally, const Made* keys = nullptr) const;
+
+  std::int64_t keys_before(std::int64_t i) const { return before_[static_cast<std::size_t>(i)]; }
+  /// New rows of sequence i, and the first of them in ragged tensors, else 0.
+  std::int64_t count(std::int64_t i) const;
+  std::int64_t first_row(std::int64_t i) const { return first_.empty() ? 0 : first_[static_cast<std::size_t>(i)]; }
 
  private:
   /// Of rows of `size` elements, of which the last `tail_size` go elsewhere.
   Side make(std::int64_t size, std::int64_t tail_size, std::int64_t groups, bool zeros, std::uint64_t seed,
             Placement placement, Spacing spacing) const;
-  std::int64_t count(std::int64_t i) const;
   /// Where new row t of sequence i goes: nowhere if it is not among the last ones that a ring keeps.
   Slot slot(std::int64_t i, std::int64_t t) const;
-  void compare(const Side& side, std::int64_t row_step, Tally& tally) const;
-  void compare_row(const Side& side, std::int64_t i, std::int64_t t, std::int64_t h, Tally& tally) const;
-  float fresh_at(const Side& side, std::int64_t i, std::int64_t t, std::int64_t h, std::int64_t c) const;
+  void compare(const Side& side, std::int64_t row_step, Tally& tally, const Made* made) const;
+  void compare_row(const Side& side, std::int64_t i, std::int64_t t, std::int64_t h, Tally& tally,
+                   const Made* made) const;
+  float row_at(const Tensor& fresh, std::int64_t i, std::int64_t t, std::int64_t h, std::int64_t c) const;
 
   Dims before_, first_;       // keys of each sequence, and its first new row if they are ragged
   std::vector<Dims> pages_;   // of each sequence, -1 where no new key goes
