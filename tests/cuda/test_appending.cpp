@@ -1,4 +1,4 @@
-// append_kv and merge_states on a GPU, beyond what tests/kernel/test_operations.cpp asks of every entry.
+// append_kv, rotary_append_kv and merge_states on a GPU, beyond what tests of every entry ask.
 #include <cmath>
 #include <functional>
 
@@ -101,6 +101,34 @@ TEST_CASE("cuda: merge_states merges any number of states, also by a graph", "[k
       replay(stream, [&] { merge_states(there.args(), on(stream, entry)); });
       there.finish();
       CHECK((bits_of(c) == once));
+    });
+  }
+}
+
+TEST_CASE("cuda: rotary_append_kv, also by a graph, with NaN where it belongs", "[kernel]") {
+  for (const char* text :
+       {"rotary_append_kv new=bf16 kv=i8 b=3 hk=2 n=3 sk=96 d=128 page=16 groups=1 hq=8 rotary=128 norm",
+        "rotary_append_kv dtype=f16 b=3 hk=1 n=7 sk=5 d=68 dv=40 ring hq=3 rotary=34 offset=30 interleaved half",
+        "rotary_append_kv new=bf16 kv=i4x2 b=3 hk=2 n=5 sk=64 d=64 ragged=9 page=8 groups=2 hq=4 rows norm plus_one",
+        "rotary_append_kv kv=f8e5m2 b=2 hk=2 n=9 sk=40 d=36 page=4 groups=2 tail=12 dv=24 values_are_keys hq=1 "
+        "rotary=12 offset=24 positions",
+        "rotary_append_kv dtype=bf16 b=3 hk=2 n=9 sk=0 d=64 ragged=20 no_cache hq=4 norm"}) {
+    const RotaryAppendKvProblem problem = RotaryAppendKvProblem::parse(text);
+    each_entry(problem, [&](const std::string& entry) {
+      for (const std::uint64_t seed : {1, 2, 3}) {  // of 3 in place
+        RotaryCase c(problem, seed, Placement::heap, seed % 2 ? Spacing::gaps : Spacing::dense);
+        c.clear();
+        c.run(forced(entry));
+        CHECK(c.verdict().violation == "");
+        const std::vector<std::byte> once = bits_of(c);
+        c.clear();
+        if (c.in_place) continue;  // a second run would rotate again
+        const Stream stream;
+        const DeviceCallOf<RotaryAppendKvArgs> there(c.args());
+        replay(stream, [&] { rotary_append_kv(there.args(), on(stream, entry)); });
+        there.finish();
+        CHECK((bits_of(c) == once));
+      }
     });
   }
 }

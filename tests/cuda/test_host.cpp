@@ -156,6 +156,7 @@ TEST_CASE("cuda host: entries say what they multiply in, which GPUs they need an
       {"attention_simt.f32.cuda.q64k64", "f32", "cuda", Phase::prefill, caches, 1, 8192, 576},
       {"attention_naive.f32.cuda", "f32", "cuda", Phase::naive, caches},
       {"append_kv.f64.cuda", "f64", "cuda", Phase::all, caches, 1, 8192, 8192, Operation::append_kv},
+      {"rotary_append_kv.f32.cuda", "f32", "cuda", Phase::all, caches, 1, 8192, 8192, Operation::rotary_append_kv},
       {"merge_states.f32.cuda",
        "f32",
        "cuda",

@@ -11,6 +11,7 @@
 #include "operations/append_kv/params.hpp"
 #include "operations/attention/params.hpp"
 #include "operations/merge_states/params.hpp"
+#include "operations/rotary_append_kv/params.hpp"
 
 namespace rapt::cuda {
 
@@ -85,6 +86,10 @@ cudaError_t launch_attention_naive(const AttentionParams& params, float* workspa
 inline constexpr KernelFacts kAppendKvFacts = {
     .operation = Operation::append_kv, .phase = Phase::all, .arithmetic = "f64", .dtypes = kCacheTypes};
 cudaError_t launch_append_kv(const AppendKvParams& params, cudaStream_t stream);
+
+inline constexpr KernelFacts kRotaryAppendKvFacts = {
+    .operation = Operation::rotary_append_kv, .phase = Phase::all, .arithmetic = "f32", .dtypes = kCacheTypes};
+cudaError_t launch_rotary_append_kv(const RotaryAppendKvParams& params, cudaStream_t stream);
 
 // A few states are parameters of the kernel, more are written to the workspace by launches before it.
 inline constexpr KernelFacts kMergeStatesFacts = {
