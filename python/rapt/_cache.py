@@ -1,4 +1,4 @@
-"""KV caches: rows appended to them, and attention over disjoint sets of keys merged."""
+"""KV caches: rows appended to them, rotated or as they are, and attention over disjoint sets of keys merged."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rapt._arrays import Array, empty_like, shape_of
 from rapt._attention import KvDtype
 from rapt._scalars import truth
 
-__all__ = ["append_kv", "merge_states"]
+__all__ = ["append_kv", "merge_states", "rotary_append_kv"]
 
 
 def append_kv(
@@ -50,6 +50,64 @@ def append_kv(
     _core.append_kv(
         *(k_new, v_new, k, v, cache_seqlens, cu_seqlens, block_table, ring, k_scale, v_scale, k_zero, v_zero, k_tail, kv_dtype)
     )
+
+
+def rotary_append_kv(
+    q: Array | None,
+    k_new: Array,
+    v_new: Array | None = None,
+    k: Array | None = None,
+    v: Array | None = None,
+    cache_seqlens: Array | None = None,
+    *,
+    cos: Array,
+    sin: Array,
+    positions: Array | None = None,
+    q_norm: Array | None = None,
+    k_norm: Array | None = None,
+    norm_eps: float = 1e-6,
+    norm_plus_one: bool = False,
+    interleaved: bool = False,
+    rotary_dim: int | None = None,
+    rotary_offset: int = 0,
+    q_out: Array | None = None,
+    k_out: Array | None = None,
+    block_table: Array | None = None,
+    ring: bool = False,
+    cu_seqlens: Array | None = None,
+    k_scale: Array | None = None,
+    v_scale: Array | None = None,
+    k_zero: Array | None = None,
+    v_zero: Array | None = None,
+    k_tail: Array | None = None,
+    kv_dtype: KvDtype | None = None,
+) -> tuple[Any, Any]:
+    """Rotates q and k_new, after an RMS norm where there are weights; appends k_new and v_new to a cache as rapt.append_kv does.
+
+    q               [b, hq, n, d], with cu_seqlens [total, hq, d], of float32, bfloat16 or float16; or None.
+    k_new, ...      As of rapt.append_kv. Without a cache (k is None): k_new, and cache_seqlens if positions follow from it.
+    cos, sin        Tables [positions, r], or a row for each new row, [b or 1, n, r]; with cu_seqlens [1, total, r]. r is
+                    rotary_dim, or half of it where both channels of a pair have one angle. Scalings are in them.
+    positions       int32 or int64 [b or 1, n], with cu_seqlens [1, total]: rows of the tables. None: cache_seqlens[i] + t.
+    q_norm, k_norm  [d]: q (k_new) is divided by its root mean square, norm_eps added to the mean of squares, and
+                    multiplied by this; with norm_plus_one by 1 + this.
+    interleaved     Pairs are channels 2i and 2i + 1, as in GPT-J. False: i and i + rotary_dim / 2, as in GPT-NeoX and Llama.
+    rotary_dim      Channels that are rotated, from rotary_offset on. None: as many as cos has columns.
+    q_out, k_out    Written and returned instead of new arrays. q_out may be q, and k_out k_new. k_out: without a cache only.
+
+    Returns (q_out, k_out), with None where there is no q, and for k_out with a cache. Arithmetic is float32; what goes out
+    is rounded once. Raises TypeError or ValueError, naming the argument, before anything is written.
+    """
+    if q is not None and q_out is None:
+        q_out = empty_like("q", q, shape_of("q", q))
+    if k is None and k_out is None:
+        k_out = empty_like("k_new", k_new, shape_of("k_new", k_new))
+    _core.rotary_append_kv(
+        *(q, k_new, v_new, k, v, cache_seqlens, cu_seqlens, cos, sin, positions, q_norm, k_norm, norm_eps, norm_plus_one),
+        *(interleaved, rotary_dim, rotary_offset, q_out, k_out),
+        *(block_table, ring, k_scale, v_scale, k_zero, v_zero, k_tail, kv_dtype),
+    )
+    return q_out, k_out
 
 
 def merge_states(

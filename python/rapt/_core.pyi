@@ -69,6 +69,9 @@ def index_scores(inputs: tuple[Any, ...], scores: Any, indices: Any, /) -> None:
 def select_topk(scores: Any, out: Any, threads: int | None, isa: str | None, /) -> None:
     """`rapt.dsa.select_topk` into `out`."""
 
+def rotary_append_kv(*arguments: Any) -> None:
+    """`rapt.rotary_append_kv`: all its arguments and results, those of the cache last, in the order of cache.hpp."""
+
 def explain(*arguments: Any) -> Explanation:
     """`rapt.explain`: all its arguments, in its order."""
 

@@ -3,7 +3,7 @@
 
 from rapt._attention import attention, dropout_mask, explain, explain_problem
 from rapt._attention_backward import Gradients, attention_backward
-from rapt._cache import append_kv, merge_states
+from rapt._cache import append_kv, merge_states, rotary_append_kv
 from rapt._delta_rule import DeltaRuleGradients, delta_rule, delta_rule_backward
 from rapt._guards import GuardReport, GuardWarning, NotWatchedWarning, guards
 from rapt._info import info
@@ -25,4 +25,5 @@ __all__ = [
     "guards",
     "info",
     "merge_states",
+    "rotary_append_kv",
 ]

@@ -41,7 +41,7 @@ def test_finds_a_wrong_result(operation, monkeypatch):
         elif hasattr(result, "_fields"):  # gradients
             result = result._replace(dk=result.dk * 1.5)
         else:
-            result = tuple(x * 1.2 for x in result) if isinstance(result, tuple) else result * np.float32(1.2)
+            result = tuple(x if x is None else x * 1.2 for x in result) if isinstance(result, tuple) else result * np.float32(1.2)
         return result
 
     monkeypatch.setattr(module, operation, wrong)

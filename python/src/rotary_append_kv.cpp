@@ -1,0 +1,54 @@
+#include "rapt/rotary_append_kv.hpp"
+
+#include "bind.hpp"
+#include "cache.hpp"
+#include "call.hpp"
+#include "scalar.hpp"
+
+namespace rapt::python {
+namespace {
+
+// What rapt.rotary_append_kv hands on, in its order; k and v may be None.
+struct RotaryArguments {
+  nb::handle q, k_new, v_new, k, v, cache_seqlens, cu_seqlens, cos, sin, positions, q_norm, k_norm, norm_eps,
+      norm_plus_one, interleaved, rotary_dim, rotary_offset, q_out, k_out;
+  CacheArguments cache;
+};
+
+// Without the GIL where it works.
+void rotary_append_kv(const RotaryArguments& a) {
+  Arrays arrays;
+  RotaryAppendKvArgs args;
+  const Reading floats{.elements = Elements::floats}, integers{.elements = Elements::integers};
+  args.append.k_new = arrays.take("k_new", a.k_new, floats), args.append.v_new = arrays.take("v_new", a.v_new, floats);
+  args.append.cache = cache_of(arrays, a.k, a.v, a.cache);
+  args.append.seqlens = arrays.take("cache_seqlens", a.cache_seqlens, integers);
+  args.append.cu_seqlens = arrays.take("cu_seqlens", a.cu_seqlens, integers);
+  args.q = arrays.take("q", a.q, floats);
+  args.q_out = arrays.take("q_out", a.q_out, {.writable = true, .elements = Elements::floats});
+  args.k_out = arrays.take("k_out", a.k_out, {.writable = true, .elements = Elements::floats});
+  args.cos = arrays.take("cos", a.cos, floats), args.sin = arrays.take("sin", a.sin, floats);
+  args.positions = arrays.take("positions", a.positions, integers);
+  args.q_norm = arrays.take("q_norm", a.q_norm, floats), args.k_norm = arrays.take("k_norm", a.k_norm, floats);
+  args.norm_eps = real("norm_eps", a.norm_eps).value_or(args.norm_eps);
+  args.norm_plus_one = truth("norm_plus_one", a.norm_plus_one), args.interleaved = truth("interleaved", a.interleaved);
+  if (!a.rotary_dim.is_none()) args.rotary_dim = integer("rotary_dim", a.rotary_dim, "None or an even number");
+  args.rotary_offset = integer("rotary_offset", a.rotary_offset, "0 or a channel");
+  const Context context = context_of(arrays, nb::none(), nb::none(), args.append.k_new.device);
+  {
+    const nb::gil_scoped_release unlocked;
+    rapt::rotary_append_kv(args, context);
+  }
+  arrays.mark_written();
+}
+
+}  // namespace
+
+void bind_rotary_append_kv(nb::module_& m) {
+  m.def(
+      "rotary_append_kv", [](const nb::args& given) { rotary_append_kv(arguments_of<RotaryArguments>(given)); },
+      nb::sig("def rotary_append_kv(*arguments: Any) -> None"),
+      "`rapt.rotary_append_kv`: all its arguments and results, those of the cache last, in the order of cache.hpp.");
+}
+
+}  // namespace rapt::python
