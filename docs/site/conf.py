@@ -64,10 +64,15 @@ def short_name(app, env, node, content):
 
 
 def check_headers():
-    listed = {name for page in HERE.rglob("*.rst") for name in re.findall(r"doxygenfile:: (\S+)", page.read_text(encoding="utf-8"))}
-    missing = {header.name for header in (ROOT / "include").rglob("*.h*")} - listed - {"rapt.hpp", "export.h"}
+    pages = [page.read_text(encoding="utf-8") for page in HERE.rglob("*.rst")]
+    names = {str(header.relative_to(headers.INCLUDE)) for header in headers.INCLUDE.rglob("*.h*")} - {"rapt.hpp", "export.h"}
+    missing = names - {name for page in pages for name in headers.listed(page)}
     if missing:
         sys.exit(f"docs/site/cpp: no page lists {', '.join(sorted(missing))}")
+
+
+def read_page(app, docname, source):
+    source[0] = headers.with_sections(source[0])
 
 
 def run_doxygen():
@@ -89,6 +94,7 @@ def redirect(app, error):
 def setup(app):
     check_headers()
     run_doxygen()
+    app.connect("source-read", read_page)
     app.connect("autodoc-process-docstring", read_docstring)
     app.connect("missing-reference", short_name)
     app.connect("build-finished", redirect)

@@ -1,8 +1,16 @@
 """Public headers as Doxygen should read them: the first comment is about the file, C's comments are documentation, the
-lists of .def files are written out, and private members are left out."""
+lists of .def files are written out, and private members are left out. And the lists of headers in pages: of
+
+    .. headers:: tensor.hpp <operation>.hpp
+
+each header becomes a section, and the second word all operations' headers."""
 
 import re
+from pathlib import Path
 
+INCLUDE = Path(__file__).parents[2] / "include" / "rapt"
+OPERATIONS = re.findall(r"(?m)^RAPT_OPERATION\((\w+),", (INCLUDE / "operations.def").read_text(encoding="utf-8"))
+PAGE_LIST = re.compile(r"(?m)^\.\. headers:: (.+)$")
 LIST = re.compile(r'#define (RAPT_\w+)\(([^)]*)\)((?:[^\n]*\\\n)*[^\n]*)\n#include "rapt/(\w+\.def)"\n')
 
 
@@ -36,3 +44,17 @@ def for_doxygen(header):
     text = re.sub(r"(?m)^ private:\n(?:.*\n)*?(?=};)", "", text)
     first = re.match(r"(?:// .*\n)+", text)[0]
     return "/// @file\n" + first.replace("// ", "/// ") + text[len(first):]
+
+
+def listed(page):
+    """The headers that a page's text lists."""
+    words = [word for line in PAGE_LIST.findall(page) for word in line.split()]
+    return [word.replace("<operation>", name) for word in words for name in (OPERATIONS if "<operation>" in word else [""])]
+
+
+def with_sections(page):
+    def sections(match):
+        titles = [f"rapt/{name}" for name in listed(match[0])]
+        return "\n".join(f"{title}\n{'-' * len(title)}\n\n.. doxygenfile:: {Path(title).name}\n" for title in titles)
+
+    return PAGE_LIST.sub(sections, page)
