@@ -32,7 +32,7 @@ def names_in_use(root):
             found[name] = "pyproject.toml"
     script = (root / "tools/dev").read_text(encoding="utf-8").replace("\\\n", "")  # lines that go on are one
     packages = re.search(r"(?s)^packages=\((.*?)\)", script, re.MULTILINE)[1].split()
-    packages += [name for line in re.findall(r"(?m)^ +install ((?:[\w+-]+ ?)+)$", script) for name in line.split()]
+    packages += [name for line in re.findall(r"""(?m)^ +install (?:"\S+" )?((?:[\w+-]+ ?)+)$""", script) for name in line.split()]
     for line in re.findall(r"(?m)(?:pip install|^ +install_python) (.+)", script):
         packages += re.findall(r"(?:^| )([a-zA-Z][\w-]+)(?:==| )", re.sub(r"'[^']*'|(?<!\S)-\S+", "", line))
     found.update((name, "tools/dev") for name in packages)
