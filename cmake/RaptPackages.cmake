@@ -22,6 +22,10 @@ if(RAPT_PYTHON)
   math(EXPR next "${Python_VERSION_MINOR} + 1")
   set(CPACK_DEBIAN_PYTHON_PACKAGE_DEPENDS
       "python3 (>= ${python}), python3 (<< ${Python_VERSION_MAJOR}.${next}), python3-numpy")
+  # Modules compile themselves into __pycache__ when root imports them: files that dpkg does not know.
+  file(WRITE ${PROJECT_BINARY_DIR}/prerm "#!/bin/sh\nset -e\npy3clean -p python3-rapt\n")
+  set(CPACK_DEBIAN_PYTHON_PACKAGE_CONTROL_EXTRA ${PROJECT_BINARY_DIR}/prerm)
+  set(CPACK_DEBIAN_PYTHON_PACKAGE_CONTROL_STRICT_PERMISSION ON)
   install(DIRECTORY python/rapt DESTINATION . COMPONENT python EXCLUDE_FROM_ALL FILES_MATCHING PATTERN "*.py" PATTERN "*.pyi"
           PATTERN py.typed PATTERN __pycache__ EXCLUDE)
 else()

@@ -3,19 +3,21 @@
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 packages=("$(realpath "$1")"/*.deb)
+names=()
+for package in "${packages[@]}"; do names+=("$(dpkg-deb -f "$package" Package)"); done
 root=()
 [[ $(id -u) == 0 ]] || root=(sudo)
 work=$(mktemp -d)
 remove() {
-  "${root[@]}" dpkg --remove rapt-tools python3-rapt librapt-dev librapt0.2
+  "${root[@]}" dpkg --remove "${names[@]}"
   rm -rf "$work"
 }
 trap remove EXIT
 "${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "${packages[@]}"
 
-for package in librapt0.2 librapt-dev rapt-tools python3-rapt; do
-  test -s "/usr/share/doc/$package/copyright"
-  dpkg --verify "$package"
+for name in "${names[@]}"; do
+  test -s "/usr/share/doc/$name/copyright"
+  dpkg --verify "$name"
 done
 cmake -S "$here/find_package" -B "$work/cmake"
 cmake --build "$work/cmake"
@@ -25,11 +27,14 @@ c++ -std=c++20 "$here/consumer.cpp" $(pkg-config --cflags --libs rapt) -o "$work
 "$work/consumer"
 /usr/bin/rapt check --problem "b=1 hq=2 sq=48 d=16 causal"
 cd "$work"
-/usr/bin/python3 - <<'END'
+env -u PYTHONDONTWRITEBYTECODE /usr/bin/python3 - <<'END'
 import numpy, rapt
 assert rapt.__file__.startswith("/usr/lib/python3/dist-packages/"), rapt.__file__
 q = numpy.random.default_rng(0).standard_normal((1, 2, 48, 16)).astype(numpy.float32)
 weights = numpy.exp(q.astype(float) @ q.astype(float).swapaxes(-1, -2) / 4)
 assert abs(rapt.attention(q, q, q) - weights / weights.sum(-1, keepdims=True) @ q).max() < 1e-5
 END
+trap - EXIT
+remove
+test ! -e /usr/lib/python3/dist-packages/rapt
 echo "${#packages[@]} packages: installed, used from C++ and Python, removed"
