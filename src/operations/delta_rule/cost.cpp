@@ -18,6 +18,7 @@ Cost cost_of(const DeltaRuleArgs& args, const Call& call) {
                (static_cast<double>(h) * (has_delta(p.rule) ? 4 : 2) + static_cast<double>(outs) * 2);
   for (const TensorView* t : {&args.q, &args.k, &args.v, &args.g, &args.beta}) cost.bytes += whole_bytes(*t);
   cost.bytes += whole_bytes(args.out);
+  if (!args.initial_state && !args.final_state) return cost;
   // Of a pool, the states that slots name: of a sequence one that it starts from, and the last or each token's.
   std::int64_t initial = 0, final = 0;
   for (std::int64_t b = 0; b < p.b; ++b) {
