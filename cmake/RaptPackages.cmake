@@ -18,10 +18,10 @@ endmacro()
 if(RAPT_PYTHON)
   rapt_debian_package(python python3-rapt python "Attention for NumPy, PyTorch and transformers.")
   find_package(Python REQUIRED COMPONENTS Interpreter)
-  set(python ${Python_VERSION_MAJOR}.${Python_VERSION_MINOR})
-  math(EXPR next "${Python_VERSION_MINOR} + 1")
+  set(rapt_python ${Python_VERSION_MAJOR}.${Python_VERSION_MINOR})
+  math(EXPR rapt_next_python "${Python_VERSION_MINOR} + 1")
   set(CPACK_DEBIAN_PYTHON_PACKAGE_DEPENDS
-      "python3 (>= ${python}), python3 (<< ${Python_VERSION_MAJOR}.${next}), python3-numpy")
+      "python3 (>= ${rapt_python}), python3 (<< ${Python_VERSION_MAJOR}.${rapt_next_python}), python3-numpy")
   # Modules compile themselves into __pycache__ when root imports them: files that dpkg does not know.
   file(WRITE ${PROJECT_BINARY_DIR}/prerm "#!/bin/sh\nset -e\npy3clean -p python3-rapt\n")
   set(CPACK_DEBIAN_PYTHON_PACKAGE_CONTROL_EXTRA ${PROJECT_BINARY_DIR}/prerm)

@@ -137,7 +137,7 @@ def page(data):
 {generation_line(data)}
 - **One H200**, prompts of 1024 tokens and more: {min(gpu16):.2f} to {max(gpu16):.2f} relative to cuDNN in bf16, {min(gpu32):.1f} to {max(gpu32):.1f} relative to PyTorch's fastest kernel in fp32, with the accuracy of fp32.
 
-Every ratio on this page is PyTorch's time divided by rapt's. Means and ranges leave out samples that scatter by more than 20 %. To compare
+Ratios on this page are PyTorch's time divided by rapt's, unless a table says otherwise. Means and ranges leave out samples that scatter by more than 20 %. To compare
 the two on your machine in a minute:
 
 ```sh

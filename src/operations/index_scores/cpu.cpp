@@ -14,7 +14,7 @@ using std::int64_t;
 using P = IndexScoresProblem;
 
 constexpr int64_t kItemsPerWorker = 3;  // the fewest per worker, if there are several, so that they finish together
-constexpr int64_t kSplitKeys = 1024;    // the fewest keys of a split; bits do not depend on splits
+constexpr int64_t kSplitKeys = 1024;    // of a split, at most so many where there are workers; bits do not depend on it
 
 // A call's workspace holds the workers' scratch and, if keys are split, a list for every query and split and a counter
 // of finished splits for each block of queries.
