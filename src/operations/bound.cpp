@@ -54,10 +54,13 @@ Strides aligned_strides(const Layout& t, bool has_elements) {
 }
 
 Strides strides_along(const Layout& t, int b, int h, int s, int d) {
+  // Strides of a tensor without elements may be any numbers, too, and offsets of its rows are computed.
+  const auto end = t.shape.begin() + t.ndim;
+  const bool is_empty = std::find(t.shape.begin(), end, 0) != end;
   const auto step = [&](int dim, int64_t of_one) {
     if (dim < 0) return int64_t{0};
     const auto i = static_cast<std::size_t>(dim);
-    return t.shape[i] <= 1 ? of_one : t.strides[i];
+    return is_empty || t.shape[i] == 1 ? of_one : t.strides[i];
   };
   return {step(b, 0), step(h, 0), step(s, 0), step(d, 1)};
 }

@@ -78,7 +78,8 @@ struct Bound {
 std::string shape_text(const Shape& shape);
 
 // The steps along b, h, s and d of [b, h, s, d], ragged [total, h, d] or fewer dimensions, right-aligned at s or, with
-// `has_elements`, at d: 0 along dimensions of one element, whose strides may be any number (1 for d).
+// `has_elements`, at d: 0 along dimensions of one element, and in tensors without any, where strides may be any number
+// (1 for d).
 Strides aligned_strides(const Layout& layout, bool has_elements);
 // The same given which of the layout's dimensions they are; -1: none.
 Strides strides_along(const Layout& layout, int b, int h, int s, int d);

@@ -215,8 +215,7 @@ void check(const AppendKvProblem& p) {
   for (const auto& [name, size] : {std::pair{"b", p.b}, {"hk", p.hk}, {"n", p.n}, {"sk", p.sk}})
     if (size < 0 || size > kMaxSize) throw Error(name, std::to_string(size), "0 to 2^48");
   if (p.ragged < -1 || p.ragged > kMaxSize) throw Error("cu_seqlens", std::to_string(p.ragged), "0 to 2^48 new rows");
-  if (p.ragged >= 0 && (p.ragged < p.n || (p.n > 0 ? (p.ragged - 1) / p.n >= p.b : p.ragged > 0)))
-    throw Error("cu_seqlens", std::to_string(p.ragged) + " new rows", "between the longest sequence's and b times it");
+  check_ragged("cu_seqlens", p.ragged, "new rows", p.b, p.n);
   if (int64_t rows = 0; p.ragged < 0 && (__builtin_mul_overflow(p.b, p.n, &rows) || rows > kMaxSize))
     throw Error("k_new", "b = " + std::to_string(p.b) + ", n = " + std::to_string(p.n), "at most 2^48 new rows");
   if (p.b > 0 && p.n > (is_endless(p) && p.sk > 0 ? kMaxSize : p.sk))

@@ -64,6 +64,19 @@ TEST_CASE("select_topk: long rows of every kind", "[kernel]") {
     }
 }
 
+TEST_CASE("select_topk: rows without scores may have any strides", "[kernel]") {
+  const float nothing = 0;
+  std::vector<std::int32_t> indices(6);
+  SelectTopkArgs args;
+  args.scores = TensorView(&nothing, {3, 0}, {std::numeric_limits<int64_t>::max(), 1});
+  args.indices = MutableTensorView(indices.data(), {3, 2});
+  for (const std::string& entry : usable_entries(problem_of("rows=3 sk=0 n=2"))) {
+    std::fill(indices.begin(), indices.end(), 7);
+    select_topk(args, forced(entry));
+    CHECK(indices == std::vector<std::int32_t>(6, -1));
+  }
+}
+
 TEST_CASE("select_topk: sampled problems, and nothing outside of the tensors is touched", "[kernel][long]") {
   std::mt19937_64 random(603);
   for (int i = 0; i < 150; ++i) {
