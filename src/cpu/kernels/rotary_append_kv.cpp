@@ -58,7 +58,8 @@ void normalise(float* row, std::int64_t d, float eps, const float* norm) {
   store(sums, sum);
   float squares = 0;
   for (const float part : sums) squares += part;
-  const vec factor = vec(1.f) / xsimd::sqrt(vec(squares / static_cast<float>(d) + eps));
+  // xsimd's root is an estimate on NEON, and NaN of Inf.
+  const vec factor(1 / __builtin_sqrtf(squares / static_cast<float>(d) + eps));
   for (std::int64_t c = 0; c < d; c += kLanes) store(row + c, load(row + c) * factor * load(norm + c));
 }
 
