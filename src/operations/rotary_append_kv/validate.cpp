@@ -76,10 +76,19 @@ void check_positions(const RotaryAppendKvArgs& args, const RotaryAppendKvParams&
   });
 }
 
-// Integers of given scales have no NaN: what turns the keys is finite.
+// Integers of given scales have no NaN: what norms and turns the keys is finite.
 void check_angles(const RotaryAppendKvArgs& args, const RotaryAppendKvParams& f) {
   const AppendKvSide& k = f.side[0];
   if (f.sides == 0 || !k.scale || k.computes_scale || !(only(k.to_type) & kIntegerCodes)) return;
+  if (const TensorView& norm = args.k_norm) {
+    if (!(args.norm_eps > 0))  // of a row of zeros, a norm with 0 is NaN
+      throw Error("norm_eps", shortest(args.norm_eps), "more than 0 where the scale of integers is given");
+    with_constant(norm.dtype, [&](auto dtype) {
+      for (int64_t c = 0; c < norm.shape[0]; ++c)
+        if (const float x = element_of(norm.data, dtype, 1, c * norm.strides[0]); !(std::abs(x) <= 0x1p60f))
+          throw Error("k_norm", shortest(x), "numbers of up to 2^60 where the scale of integers is given");
+    });
+  }
   for_each_row(f, [&](int64_t i, int64_t t, int64_t first) {
     const AngleRows rows = angle_rows(f, i, t, first);
     for (const auto& [name, data, at, step] :

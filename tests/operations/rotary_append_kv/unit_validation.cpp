@@ -132,6 +132,17 @@ TEST_CASE("rotary_append_kv: in place, and given integers", "[unit]") {
   CHECK(refused_argument([&] { rotary_append_kv(given.args); }) == "");
   given.sin.at({5, 3}) = NAN;
   CHECK(refused_argument([&] { rotary_append_kv(given.args); }) == "sin");
+  // So is what norms make of them.
+  given.sin.at({5, 3}) = 0;
+  given.args.k_norm = given.norm.view();
+  CHECK(refused_argument([&] { rotary_append_kv(given.args); }) == "");
+  given.args.norm_eps = 0;
+  CHECK(refused_argument([&] { rotary_append_kv(given.args); }) == "norm_eps");
+  given.args.norm_eps = 1e-6f;
+  for (const float bad : {NAN, INFINITY, 0x1p61f}) {
+    given.norm.at({5}) = bad;
+    CHECK(refused_argument([&] { rotary_append_kv(given.args); }) == "k_norm");
+  }
 }
 
 TEST_CASE("rotary_append_kv: values that are columns of the keys are not rotated", "[unit]") {
