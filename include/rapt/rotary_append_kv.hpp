@@ -52,9 +52,10 @@ struct RotaryAppendKvArgs {
 /// values are columns of the keys (latent attention), no channel may be rotated or normalised.
 ///
 /// Throws Error, before anything is written, for what append_kv() refuses, a position that the tables do not have, and,
-/// where integers are made with given scales, a cos or sin that is not finite. Reentrant. Bits depend on the row and
-/// the ISA, not on threads or other rows. `workspace` as for attention(). On a GPU positions are clamped to the
-/// tables'. FLOPs (cost.hpp): 3 for each rotated channel, 4 for each that is normalised.
+/// where integers are made with given scales, a cos or sin that is not finite, a k_norm that is not or is above 2^60,
+/// and with k_norm a norm_eps of 0. Reentrant. Bits depend on the row and the ISA, not on threads or other rows.
+/// `workspace` as for attention(). On a GPU positions are clamped to the tables'. FLOPs (cost.hpp): 3 for each rotated
+/// channel, 4 for each that is normalised.
 RAPT_API void rotary_append_kv(const RotaryAppendKvArgs& args, const Context& context = default_context(),
                                std::span<std::byte> workspace = {});
 

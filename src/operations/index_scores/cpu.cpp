@@ -14,7 +14,7 @@ using std::int64_t;
 using P = IndexScoresProblem;
 
 constexpr int64_t kItemsPerWorker = 3;  // the fewest per worker, if there are several, so that they finish together
-constexpr int64_t kSplitKeys = 1024;    // of a split, at most so many where there are workers; bits do not depend on it
+constexpr int64_t kSplitKeys = 1024;    // as many splits as have so many keys each, at most; bits do not depend on them
 
 // A call's workspace holds the workers' scratch and, if keys are split, a list for every query and split and a counter
 // of finished splits for each block of queries.
@@ -49,7 +49,7 @@ IndexPlan plan_index(const P& p, const IndexScoresKernel& kernel, int concurrenc
   // that is not enough work, keys are split.
   plan.tokens = std::clamp<int64_t>(p.b * p.sq / wanted, 1, std::min(kernel.tokens, std::max<int64_t>(p.sq, 1)));
   const int64_t blocks = p.b * ceil_div(p.sq, plan.tokens);
-  // Keys for two splits stay whole: one worker has scored them by the time that a second one is awake.
+  // Keys for two splits stay whole: AMX has scored them by the time that a second worker is awake.
   const int64_t max_splits = p.sk <= 2 * kSplitKeys ? 1 : ceil_div(p.sk, std::max(kSplitKeys, 2 * p.topk));
   const int64_t splits = std::clamp(ceil_div(wanted, std::max<int64_t>(blocks, 1)), int64_t{1}, max_splits);
   plan.split_keys = round_up(ceil_div(std::max<int64_t>(p.sk, 1), splits), kernel.keys);

@@ -23,7 +23,8 @@ void find_not_finite(const WatchedCall<RotaryAppendKvArgs>& w, const SavedState&
 
 const char* why_not_again(const RotaryAppendKvArgs& args) {
   if (args.append.cache.k) return "a cache is written in place";
-  if (args.q_out.data == args.q.data || args.k_out.data == args.append.k_new.data) return "q or k is written in place";
+  if ((args.q && args.q_out.data == args.q.data) || args.k_out.data == args.append.k_new.data)
+    return "q or k is written in place";
   return nullptr;
 }
 
