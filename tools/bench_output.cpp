@@ -27,7 +27,8 @@ Json row_json(const Row& row) {
   Json json = {
       {"name", name},       {"run_name", name},      {"run_type", "iteration"}, {"problem", to_string(row.problem)},
       {"entry", row.entry}, {"threads", row.threads}};
-  std::visit([&]<class P>(const P& p) { json.update(testing::CaseOf<P>::sizes(p)); }, row.problem);
+  const auto sizes = std::visit([]<class P>(const P& p) { return testing::CaseOf<P>::sizes(p); }, row.problem);
+  for (const auto& [word, size] : sizes) std::visit([&](auto number) { json[word] = number; }, size);
   json["dtype"] = types_text(row.problem);
   if (!row.error.empty()) {
     json["error_occurred"] = true;

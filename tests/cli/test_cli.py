@@ -197,7 +197,7 @@ class Check(CliTest):
         self.assertIn("4 checked, 0 wrong", text)
 
     def test_default_list(self):
-        text = self.run_ok("check")
+        text = self.run_ok("check", "--seeds", "1")
         self.assertIn(" 0 wrong, 0 skipped", text)
         for word in ("page=1 ", "page=16 ", "ring ", "kv=i8 ", "kv=f8e4m3 ", "kv=f8e5m2 ", "kv=i4x2 ", "zeros ", "q=f8e4m3 ", " head_scales q_scale ",
                      "sinks of -10", "scale of 1e38", "given_scales ", "values_are_keys ", "append_kv new=", "merge_states rows=", "attention_backward b=",

@@ -263,8 +263,8 @@ TEST_CASE("operations: executors and thread counts write the same bits", "[kerne
   for_large_problems([&](const auto& problem) {
     auto inputs = inputs_of(problem);
     for (const std::string& entry : threaded_entries(problem)) {
+      REQUIRE(CaseOf<std::decay_t<decltype(problem)>>::verify(inputs, forced(entry), 16).violation == "");
       const std::vector<std::byte> serial = bits_on(inputs, forced(entry));
-      REQUIRE(inputs.verdict().violation == "");
       for (const auto& executor : all_executors()) {
         const int threads = runs++ % 3 == 0 ? 1 : 7;
         INFO(entry << " on " << executor->name() << ", " << threads << ": " << problem.to_string());

@@ -3,7 +3,8 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <nlohmann/json.hpp>
+#include <utility>
+#include <variant>
 #include <vector>
 
 #include "rapt/context.hpp"
@@ -33,7 +34,8 @@ inline std::int64_t step_over(std::int64_t all, std::int64_t rows) {
 template <class Problem, class Case>
 struct CaseTraits {
   using type = Case;
-  using Sizes = nlohmann::ordered_json;
+  /// A problem's own numbers by their words, for a table's columns.
+  using Sizes = std::vector<std::pair<const char*, std::variant<std::int64_t, bool>>>;
 
   /// New inputs; every second seed leaves gaps in the tensors.
   static Case fresh(const Problem& problem, std::uint64_t seed) {

@@ -106,7 +106,7 @@ TEST_CASE("dropout of 0 is none, of 1 leaves zeros, and lse never changes", "[ke
   }
 }
 
-TEST_CASE("dropout: executors and thread counts do not change a bit", "[kernel][threads][numbers]") {
+TEST_CASE("dropout: executors and thread counts do not change a bit", "[kernel][numbers]") {
   const DType dtype = each_type();
   for (const char* text : kProblems) {
     const AttentionProblem problem = with_dropout(text, dtype, 0.2f);

@@ -222,7 +222,7 @@ TEST_CASE("gradients of gathered keys: a sequence alone gives the bits it gives 
   }
 }
 
-TEST_CASE("gradients of gathered keys: executors and thread counts do not change a bit", "[kernel][threads][numbers]") {
+TEST_CASE("gradients of gathered keys: executors and thread counts do not change a bit", "[kernel][numbers]") {
   std::uint64_t seed = 2;  // a pool of all sequences, or, with 3, pools of their own
   int runs = 0;            // executors take turns at each number of threads
   for (const char* words : {"hq=1 sq=1 sk=2064 d=64", "hq=16 hk=1 sq=9 sk=400 d=576 dv=512 pool=3000",

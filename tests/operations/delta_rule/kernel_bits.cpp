@@ -144,7 +144,7 @@ TEST_CASE("delta_rule: where tensors lie changes no bit", "[kernel]") {
     }
 }
 
-TEST_CASE("delta_rule: 1 to 16 threads write the same bits", "[kernel][threads][long]") {
+TEST_CASE("delta_rule: 1 to 16 threads write the same bits", "[kernel][long]") {
   const auto executor = std::make_shared<ThreadExecutor>(16);
   for (const char* words : {"hq=2 t=100 d=128 dv=200 decay=channel beta state", "b=3 hq=3 t=40 d=100 decay=head beta",
                             "dtype=bf16 hq=2 t=100 d=128 dv=200 decay=channel beta state",

@@ -302,7 +302,7 @@ TEST_CASE("delta_rule_backward: where tensors lie changes no bit", "[kernel]") {
     }
 }
 
-TEST_CASE("delta_rule_backward: 1 to 5 threads write the same bits", "[kernel][threads][numbers]") {
+TEST_CASE("delta_rule_backward: 1 to 5 threads write the same bits", "[kernel][numbers]") {
   const auto executor = std::make_shared<ThreadExecutor>(5);
   for (const char* words :
        {"hq=6 t=100 d=64 dv=100 decay=channel beta state", "b=2 hq=2 hk=3 hv=6 t=60 d=50 decay=head gate beta l2norm",

@@ -200,7 +200,7 @@ double CaseOf<RotaryAppendKvProblem>::tensor_bytes(const RotaryAppendKvProblem& 
 }
 CaseOf<RotaryAppendKvProblem>::Sizes CaseOf<RotaryAppendKvProblem>::sizes(const RotaryAppendKvProblem& p) {
   Sizes sizes = CaseOf<AppendKvProblem>::sizes(p);
-  sizes["hq"] = p.hq, sizes["rotary"] = p.rotary;
+  sizes.insert(sizes.end(), {{"hq", p.hq}, {"rotary", p.rotary}});
   return sizes;
 }
 

@@ -87,7 +87,7 @@ TEST_CASE("rotary_append_kv: against float64, and nothing outside of the tensors
   }
 }
 
-TEST_CASE("rotary_append_kv: 1 to 16 threads write the same bits", "[kernel][threads]") {
+TEST_CASE("rotary_append_kv: 1 to 16 threads write the same bits", "[kernel]") {
   const auto executor = std::make_shared<ThreadExecutor>(16);
   for (const char* words :
        {"new=bf16 kv=i8 b=5 hk=2 n=60 sk=100 d=64 page=10 groups=2 hq=4 norm",

@@ -106,7 +106,7 @@ TEST_CASE("select_topk: floats next to each other, in any order", "[kernel]") {
   }
 }
 
-TEST_CASE("select_topk: 1 to 16 threads write the same indices", "[kernel][threads][long]") {
+TEST_CASE("select_topk: 1 to 16 threads write the same indices", "[kernel][long]") {
   const auto executor = std::make_shared<ThreadExecutor>(16);
   for (const char* words : {"rows=40 sk=5000 n=300", "rows=3 sk=60000 n=2048"}) {
     SelectTopkCase c(problem_of(words), 5);
