@@ -10,23 +10,24 @@
 extern "C" {
 #endif
 
-/* rapt_attention_backward(&args, context). Gradients of sum(dout * out) + sum(dlse * lse) in extra memory of O(rows).
- * At least one is wanted. Refusals name the forward's tensors as rapt_attention() does. rapt/attention_backward.hpp has
- * the corners. */
+/* rapt_attention_backward(&args, context) computes the gradients of sum(dout * out) + sum(dlse * lse), in O(rows)
+ * extra memory. Give at least one gradient to write. Errors name the forward's tensors as rapt_attention() does.
+ * rapt/attention_backward.hpp states the corner cases. */
 
-/* Start from rapt_attention_backward_args_init(). Optional tensors are left all-zero. Gradients that are written have
- * the shape of what they are the gradient of, are f32, bf16 or f16 each by itself, and overlap nothing. */
+/* Arguments of rapt_attention_backward. Start from rapt_attention_backward_args_init(). Leave optional tensors
+ * all-zero. Each gradient that is written has the shape of its input, is f32, bf16 or f16 independently, and
+ * overlaps no other tensor. */
 typedef struct rapt_attention_backward_args {
   size_t struct_size; /* sizeof(rapt_attention_backward_args) as the caller was compiled */
 
-  /* As the forward call had it, strided, ragged or gathered and not quantised. Its out and lse, which is not optional
-   * here, are the forward's results. By pointer, because it may grow; only read. */
+  /* The forward call's arguments. Keys are strided, ragged or gathered, and not quantised. out and lse, which is
+   * required here, are the forward's results, and only read. A pointer, because the structure may grow. */
   const rapt_attention_args* forward;
 
   rapt_tensor dout;       /* f32, bf16 or f16, shape of out */
-  rapt_tensor dlse;       /* optional: f32, shape of lse; for losses that depend on it */
+  rapt_tensor dlse;       /* optional: f32, shape of lse; for losses that depend on lse */
   rapt_tensor dq, dk, dv; /* optional, written */
-  rapt_tensor dbias;      /* optional, written; where the bias broadcasts, its gradients are summed */
+  rapt_tensor dbias;      /* optional, written; the sum over the dimensions that broadcast */
   rapt_tensor dsinks;     /* optional, written */
   rapt_tensor dalibi;     /* optional, written: of the slopes */
 } rapt_attention_backward_args;

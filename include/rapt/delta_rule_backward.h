@@ -10,25 +10,26 @@
 extern "C" {
 #endif
 
-/* rapt_delta_rule_backward(&args, context). Gradients of sum(dout * out) + sum(dfinal_state * final_state), through
- * norms, gates and sigmoid where the forward does them. States are computed again, from one in every 24 tokens, which
- * the workspace keeps. Refusals name the forward's tensors as rapt_delta_rule() does. rapt/delta_rule_backward.hpp has
- * the corners. */
+/* rapt_delta_rule_backward(&args, context) computes the gradients of sum(dout * out) + sum(dfinal_state *
+ * final_state), through norms, gates and sigmoid if the forward has them. It recomputes the states from one state
+ * per 24 tokens, which the workspace keeps. Errors name the forward's tensors as rapt_delta_rule() does.
+ * rapt/delta_rule_backward.hpp states the corner cases. */
 
-/* Start from rapt_delta_rule_backward_args_init(). Optional tensors are left all-zero. Gradients that are written have
- * the shape of what they are the gradient of, and overlap nothing. */
+/* Arguments of rapt_delta_rule_backward. Start from rapt_delta_rule_backward_args_init(). Leave optional tensors
+ * all-zero. Each gradient that is written has the shape of its input and overlaps no other tensor. */
 typedef struct rapt_delta_rule_backward_args {
   size_t struct_size; /* sizeof(rapt_delta_rule_backward_args) as the caller was compiled */
 
-  /* As the forward call had it, but for out and final_state, which are not looked at. initial_state is as it was before
-   * that call; states in pools (state_slots) have no gradients. By pointer, because it may grow; only read. */
+  /* The forward call's arguments. out and final_state are ignored. initial_state holds the values from before the
+   * forward call. States in pools (state_slots) have no gradients. A pointer, because the structure may grow; only
+   * read. */
   const rapt_delta_rule_args* forward;
 
-  rapt_tensor dout;                  /* optional: f32, bf16 or f16, shape of out; else 0 */
-  rapt_tensor dfinal_state;          /* optional: f32 or bf16, shape of final_state; else 0 */
-  rapt_tensor dq, dk, dv, dg, dbeta; /* optional, written: f32, bf16 or f16, each by itself */
+  rapt_tensor dout;                  /* optional: f32, bf16 or f16, shape of out; default 0 */
+  rapt_tensor dfinal_state;          /* optional: f32 or bf16, shape of final_state; default 0 */
+  rapt_tensor dq, dk, dv, dg, dbeta; /* optional, written: f32, bf16 or f16, each independently */
   rapt_tensor dinitial_state;        /* optional, written: f32 or bf16 */
-  rapt_tensor da_log, ddt_bias;      /* optional, written: f32; sums over all tokens, as is dg of a g of [h] */
+  rapt_tensor da_log, ddt_bias;      /* optional, written: f32; sums over all tokens, like dg of a g of [h] */
 } rapt_delta_rule_backward_args;
 
 static inline rapt_delta_rule_backward_args rapt_delta_rule_backward_args_init(void) {

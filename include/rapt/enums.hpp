@@ -1,44 +1,45 @@
-// Enumerations that the API and the kernels share. There is no code here, so that kernels may include it.
+// Enumerations that the API and the kernels share. This header has no code, so that kernels may include it.
 #pragma once
 
 #include <cstdint>
 
 namespace rapt {
 
-/// Element types a tensor may have; dtypes.def lists them. `i4x2` is a byte of two signed 4-bit integers; shapes and
-/// strides of such tensors count bytes. Which an operation takes is part of that operation's contract.
+/// Element types of tensors; dtypes.def lists them. `i4x2` is a byte with two signed 4-bit integers; shapes and strides
+/// of such tensors count bytes. Each operation states the types that it takes.
 enum class DType : std::uint8_t {
 #define RAPT_DTYPE(name, NAME, value, text, bits, kind) name = value,
 #include "rapt/dtypes.def"
 };
 
-/// Where a tensor's memory lies; the values are DLPack's codes. The device picks the backend.
+/// The device of a tensor's memory, with DLPack's codes. It determines the backend.
 enum class DeviceType : std::int32_t { cpu = 1, cuda = 2 };
 
-/// Instruction sets the CPU kernels are compiled for, named by feature; isas.def lists them. On one architecture a
-/// higher value is a superset of a lower one.
+/// Instruction sets of CPU kernels, named by feature; isas.def lists them. On one architecture a higher value is a
+/// superset of a lower one.
 enum class Isa : std::uint8_t {
 #define RAPT_INSTRUCTION_SET(name, NAME, value) name = value,
 #include "rapt/isas.def"
 };
 
-/// What rapt computes.
+/// The operations of rapt; operations.def lists them.
 enum class Operation : std::uint8_t {
 #define RAPT_OPERATION(name, Name, NAME) name,
 #include "rapt/operations.def"
 };
 
-/// How delta_rule() writes: with a prediction taken off first (`delta`), after a decay (`gated`), or both. The names
-/// are those of ONNX's LinearAttention.
+/// How delta_rule() writes a token to its state: `linear`; `gated`, after a decay; `delta`, minus the state's
+/// prediction; or `gated_delta`, both. The names are those of ONNX's LinearAttention.
 enum class UpdateRule : std::uint8_t { linear, gated, delta, gated_delta };
 
-/// What delta_rule()'s log decay is given for: nothing, each head, each head and token, or each channel of d as well.
+/// The shape of delta_rule()'s log decay: no decay, one per head, one per head and token, or one per head, token and
+/// channel of d.
 enum class Decay : std::uint8_t { none, constant, head, channel };
 
-/// Which calls of an operation a kernel is for. Attention: `prefill` is for many query rows, `decode` for a few rows
-/// over many keys, and `naive` is the three-step computation with its matrix of scores in memory. delta_rule: `decode`
-/// is for one token a sequence. Of delta_rule and attention_backward, `naive` is the formulas as they are written.
-/// Other kernels, and operations that have one kind, say `all`.
+/// The calls of an operation that a kernel is for. Attention: `prefill` is for many query rows, `decode` for few rows
+/// over many keys, and `naive` computes three steps with the matrix of scores in memory. delta_rule: `decode` is for
+/// one token per sequence. For delta_rule and attention_backward, `naive` computes the formulas as written. Other
+/// kernels, and operations with one kind of kernel, have `all`.
 enum class Phase : std::uint8_t { all, prefill, decode, naive };
 
 }  // namespace rapt

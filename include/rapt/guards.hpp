@@ -1,4 +1,4 @@
-// Guards: checks of what calls read and compute, for those who ask for them. docs/guide/guards.md has their cost.
+// Guards: optional checks of what calls read and compute. docs/guide/guards.md states their cost.
 #pragma once
 
 #include <cstdint>
@@ -11,16 +11,18 @@
 
 namespace rapt {
 
-/// What a guard has to say of a call.
+/// A guard's report of a call.
 struct GuardReport {
+  /// The guard that reports.
   enum class Guard : std::uint8_t { nan, shadow, determinism };
+  /// The kind of report.
   enum class Kind : std::uint8_t {
-    finding,      ///< the call read or computed what it should not have
-    not_watched,  ///< the guard does not look at calls like this one. Said once of a context, operation and reason,
+    finding,      ///< the call read or computed a wrong value
+    not_watched,  ///< the guard does not check calls like this one. Reported once per context, operation and reason,
                   ///< unless Guards::repeat_not_watched
   };
-  /// An element: its tensor by the name that errors have for it, "scores" for one of those, and its index there.
-  /// Scores are [b, hq, sq, sk], rows and keys counted within their sequence.
+  /// An element: its tensor by the name that errors use, or "scores" for an element of the scores, and its index.
+  /// Scores are [b, hq, sq, sk]; rows and keys count within their sequence.
   struct Place {
     std::string tensor;
     std::vector<std::int64_t> index;
@@ -28,53 +30,56 @@ struct GuardReport {
 
   Guard guard = Guard::nan;
   Kind kind = Kind::finding;
-  std::string problem;  ///< its text
-  std::string entry;
-  Place place{};       ///< of `value`; not_watched: empty
-  double value = 0;    ///< what is there
-  double wanted = 0;   ///< shadow: what the reference has; determinism: what the second run gave; nan: 0
-  double bound = 0;    ///< shadow: how far `value` may be from `wanted`; else 0
-  Place seen{};        ///< nan: the first result that is not finite, if that is not `place` itself
-  std::string reason;  ///< not_watched: why
+  std::string problem;  ///< the problem of the call, as text
+  std::string entry;    ///< the name of the entry that computed the call
+  Place place{};        ///< the element with `value`; not_watched: empty
+  double value = 0;     ///< the element's value
+  double wanted = 0;    ///< shadow: the reference's value; determinism: the second run's value; nan: 0
+  double bound = 0;     ///< shadow: the largest allowed difference of `value` and `wanted`; otherwise 0
+  Place seen{};         ///< nan: the first result that is not finite, if it is not `place` itself
+  std::string reason;   ///< not_watched: the reason
 };
 
 RAPT_API std::string_view to_string(GuardReport::Guard guard) noexcept;  ///< "nan", "shadow" or "determinism"
-/// On one line: "nan: k[0, 1, 7, 3] is nan, first seen in out[0, 1, 9, 0]; attention b=1 ... ->
+/// The report on one line: "nan: k[0, 1, 7, 3] is nan, first seen in out[0, 1, 9, 0]; attention b=1 ... ->
 /// attention_prefill.f32...".
 RAPT_API std::string to_string(const GuardReport& report);
 
-/// Which guards watch the calls of a context. Each looks at calls on the CPU, after their work is done, on the thread
-/// that called, and has one finding of a call at most. None changes a bit of a result.
+/// The guards that check the calls of a context. A guard checks calls on the CPU, on the calling thread, after the
+/// call's work is done, and reports at most one finding per call. No guard changes a bit of a result.
 struct Guards {
-  /// Results that are not finite (-inf is, where it stands for "no key"), and what of the inputs made them so. Reads
-  /// results once; inputs only where something is wrong. All operations.
+  /// The nan guard reports a result that is not finite, and the input that caused it. A -inf that stands for "no key"
+  /// counts as finite. The guard reads results once, and inputs only if a result is not finite. It checks all
+  /// operations.
   bool nan = false;
-  /// So many rows of each call, others in every call, are computed again in float64 and compared with what the contract
-  /// allows (docs/contract.md, "Numerics"); 0: none. Of attention(), out and lse; of attention_backward(), dq.
+  /// The shadow guard recomputes this many rows of each call in float64, different rows in every call, and compares
+  /// them with the bounds of the contract (docs/contract.md, "Numerics"); 0: none. It checks out and lse of
+  /// attention(), and dq of attention_backward().
   int shadow = 0;
-  /// The factor of the shadow's bounds. 1 is what every kernel promises; below it the alarm comes before a promise is
-  /// broken. Without a shadow nothing but 1.
+  /// A factor of the shadow guard's bounds. With 1 they are the promise of every kernel; a smaller factor reports
+  /// errors before they break a promise. Must be 1 without the shadow guard.
   double tolerance = 1;
-  /// Every call runs a second time, with one worker if it had several and else with several, into memory of its own;
-  /// all bits have to be the same. All operations but append_kv(), rotary_append_kv() with a cache or in place, and
-  /// delta_rule() in pools of states.
+  /// The determinism guard runs every call a second time, into its own memory, and compares all bits. The second run
+  /// has one worker if the first had several, and several otherwise. It checks all operations except append_kv(),
+  /// rotary_append_kv() with a cache or in place, and delta_rule() with pools of states.
   bool determinism = false;
-  /// Gets the reports, on the thread that called, when results are written. What it throws, the call throws. Must be
-  /// thread-safe. Empty: each report is a line on standard error.
+  /// Receives the reports, on the calling thread, after results are written. If it throws, the call throws the same
+  /// exception. Must be thread-safe. Empty: each report is one line on standard error.
   std::function<void(const GuardReport&)> handler{};
-  /// Calls that are not watched are reported every time, for a handler that knows better than once of a context what it
-  /// has heard. Each costs the text of its problem.
+  /// Report `not_watched` for every call, for handlers that count these calls. Each report costs the text of its
+  /// problem.
   bool repeat_not_watched = false;
 
+  /// Whether any guard is on.
   bool any() const noexcept { return nan || shadow > 0 || determinism; }
-  /// Of words with commas between them, in any order: "nan", "shadow=16", "tolerance=0.5", "determinism". None for an
-  /// empty text. Throws Error that names a word it does not know, or that is there twice.
+  /// Reads words separated by commas, in any order: "nan", "shadow=16", "tolerance=0.5", "determinism". An empty text
+  /// is no guard. Throws Error, which names an unknown or repeated word.
   RAPT_API static Guards parse(std::string_view words);
-  /// The same of the environment's RAPT_GUARDS, which contexts read that are given no guards.
+  /// Reads the environment's RAPT_GUARDS, which contexts without guards use.
   RAPT_API static Guards of_environment();
 };
 
-/// What Guards::parse() reads; "" where no guard is on. Handler and repeat_not_watched are no part of it.
+/// The text that Guards::parse() reads; "" if no guard is on. It omits handler and repeat_not_watched.
 RAPT_API std::string to_string(const Guards& guards);
 
 }  // namespace rapt

@@ -1,4 +1,4 @@
-/* Attention over disjoint sets of keys, merged. Part of rapt.h. */
+/* Merging attention over disjoint sets of keys. Part of rapt.h. */
 #ifndef RAPT_MERGE_STATES_H
 #define RAPT_MERGE_STATES_H
 
@@ -10,11 +10,11 @@
 extern "C" {
 #endif
 
-/* rapt_merge_states(&args, context). Attention over `count` disjoint sets of keys merged into attention over all of
- * them: out = sum_i exp(lses[i] - lse) outs[i], lse = log(sum_i exp(lses[i])). rapt/merge_states.hpp has the corners.
- */
+/* rapt_merge_states(&args, context) merges attention over `count` disjoint sets of keys into attention over all of
+ * them: out = sum_i exp(lses[i] - lse) outs[i], lse = log(sum_i exp(lses[i])). rapt/merge_states.hpp states the
+ * corner cases. */
 
-/* Start from rapt_merge_states_args_init(). */
+/* Arguments of rapt_merge_states. Start from rapt_merge_states_args_init(). */
 typedef struct rapt_merge_states_args {
   size_t struct_size;      /* sizeof(rapt_merge_states_args) as the caller was compiled */
   const rapt_tensor* outs; /* [count] tensors, f32, bf16 or f16 [.., dv] */

@@ -10,14 +10,14 @@
 extern "C" {
 #endif
 
-/* rapt_select_topk(&args, context). The positions of the n largest scores of each row, largest first; of equal ones the
- * lower position first. -0 equals 0, and NaN counts as the largest. Where fewer than n are above -inf the rest of
- * indices is -1. */
+/* rapt_select_topk(&args, context) selects the positions of the n largest scores of each row, largest first; of
+ * equal scores the lower position first. -0 equals 0, and NaN counts as the largest. If fewer than n scores are
+ * above -inf, the other entries of indices are -1. */
 
-/* Start from rapt_select_topk_args_init(). */
+/* Arguments of rapt_select_topk. Start from rapt_select_topk_args_init(). [..] stands for up to 3 dimensions. */
 typedef struct rapt_select_topk_args {
   size_t struct_size;  /* sizeof(rapt_select_topk_args) as the caller was compiled */
-  rapt_tensor scores;  /* f32 [.., sk]; -inf: not to be selected */
+  rapt_tensor scores;  /* f32 [.., sk]; -inf: never selected */
   rapt_tensor indices; /* written: i32 [.., n], n >= 1 */
 } rapt_select_topk_args;
 

@@ -10,29 +10,30 @@
 
 namespace rapt {
 
-/// A stretch of time that one thread spends on a call, as ContextOptions::task_observer gets it.
+/// A stretch of time that one thread spends on a call. ContextOptions::task_observer receives them.
 struct Task {
+  /// The work of a task.
   enum class Kind : std::uint8_t {
-    validate,  ///< arguments become a problem
-    plan,      ///< dispatch and planning; none of a call by Plan::run()
-    worker,    ///< all that one worker does
-    item,      ///< work items, one or several in a row; within a worker's task
-    combine,   ///< merging splits of some rows: by the worker that finished the last of them, within that item's task;
-               ///< or, where few rows have many splits, by all workers after their items, some rows each
-    call,      ///< the whole call, and the last of its tasks. On a GPU until its work is queued
+    validate,  ///< turns arguments into a problem
+    plan,      ///< dispatch and planning; Plan::run() has none
+    worker,    ///< everything that one worker does
+    item,      ///< one or several consecutive work items; within a worker's task
+    combine,   ///< merges splits of some rows: in the worker that finishes the last split, within that item's task; or
+               ///< if few rows have many splits, in all workers after their items, some rows each
+    call,      ///< the whole call, its last task. On a GPU it ends when the call's work is queued
   };
   using Time = std::chrono::steady_clock::time_point;
 
   Kind kind;
-  std::uint64_t call;  ///< number of the call in this process
+  std::uint64_t call;  ///< the call's number in this process
   const Problem& problem;
   std::string_view entry;
-  int threads;        ///< workers of the call
-  int worker;         ///< from 0; -1 where none has begun
-  std::int64_t item;  ///< the first of `items` work items; 0 and 0 where there is none
+  int threads;        ///< number of workers of the call
+  int worker;         ///< from 0; -1 if none has begun
+  std::int64_t item;  ///< the first of `items` work items; both are 0 if there is none
   std::int64_t items;
   Time begin, end;
-  Cost cost;  ///< of the whole call, by cost_of(); 0 on a GPU, and for any other task
+  Cost cost;  ///< work of the whole call, by cost_of(); 0 on a GPU, and for any other kind of task
 };
 
 /// "validate", "plan", "worker", "item", "combine" or "call".

@@ -1,4 +1,4 @@
-// Non-owning strided views of memory that somebody else keeps alive.
+// Non-owning strided views of memory that the caller keeps alive.
 #pragma once
 
 #include <array>
@@ -14,6 +14,7 @@
 
 namespace rapt {
 
+/// The largest number of dimensions of a tensor.
 inline constexpr int kMaxDims = 4;
 
 namespace detail {
@@ -67,17 +68,17 @@ concept SizeList = requires(const List& list) {
 using Braces = std::initializer_list<Size>;
 }  // namespace detail
 
-/// Shape and strides, both in elements, outermost dimension first. `ndim` of 0 means "no tensor given".
-/// Strides may be anything but negative; 0 repeats a dimension (inputs only).
+/// Shape and strides, both in elements, outermost dimension first. An `ndim` of 0 means "no tensor given". Strides are
+/// not negative; 0 repeats a dimension (inputs only).
 struct Layout {
   int ndim = 0;
   std::array<std::int64_t, kMaxDims> shape{};
   std::array<std::int64_t, kMaxDims> strides{};
 
   Layout() = default;
-  /// Of any contiguous containers of integers. Row-major contiguous when `steps`, the strides, is empty. Throws Error
-  /// on more than kMaxDims dimensions, on ranks that differ, or on a contiguous shape whose size overflows int64. Signs
-  /// are checked by the operation.
+  /// Takes contiguous containers of integers. Without `steps`, the strides, the layout is contiguous in row-major
+  /// order. Throws Error on more than kMaxDims dimensions, on a different number of sizes and strides, or if the size
+  /// of a contiguous shape overflows int64. The operation checks signs.
   template <detail::SizeList Shape = std::span<const std::int64_t>,
             detail::SizeList Strides = std::span<const std::int64_t>>
   Layout(const Shape& sizes, const Strides& steps = {}) {
@@ -94,7 +95,7 @@ struct Layout {
   RAPT_API void complete(std::size_t sizes, std::size_t steps);
 };
 
-/// A read-only tensor: data, dtype, device, shape, strides. Copies are cheap and share the memory.
+/// A read-only tensor: data, type, device, shape, strides. Copies are cheap and share the memory.
 struct TensorView : Layout {
   const void* data = nullptr;
   DType dtype = DType::f32;
@@ -103,24 +104,23 @@ struct TensorView : Layout {
   TensorView() = default;
   TensorView(const void* pointer, DType type, const Layout& layout, Device place = {})
       : Layout(layout), data(pointer), dtype(type), device(place) {}
-  /// `TensorView(q, DType::bf16, {b, h, s, d})`: the form for elements without a C++ type of their own. Shape, and
-  /// strides in elements, are integers of any type in braces or in contiguous containers (std::vector, std::array,
-  /// std::span).
+  /// `TensorView(q, DType::bf16, {b, h, s, d})`: for elements without a C++ type. Shape and strides, in elements, are
+  /// integers of any type, in braces or in contiguous containers (std::vector, std::array, std::span).
   template <detail::SizeList Shape = detail::Braces, detail::SizeList Strides = detail::Braces>
   TensorView(const void* pointer, DType type, const Shape& sizes, const Strides& steps = {})
       : TensorView(pointer, type, Layout(sizes, steps)) {}
-  /// `TensorView(q, {b, h, s, d})`, or with strides `TensorView(q, {b, h, s, d}, {..., 1})`, for float, bool, signed
-  /// integers of 8, 32 and 64 bits, and _Float16 and __bf16 (std::float16_t, std::bfloat16_t) where the compiler has
-  /// them. Unsigned bytes may be several types: pass the DType.
+  /// `TensorView(q, {b, h, s, d})`, or with strides `TensorView(q, {b, h, s, d}, {..., 1})`: for float, bool, signed
+  /// integers of 8, 32 and 64 bits, and _Float16 and __bf16 (std::float16_t, std::bfloat16_t) if the compiler has them.
+  /// Unsigned bytes may be several types: pass the DType.
   template <class T, detail::SizeList Shape = detail::Braces, detail::SizeList Strides = detail::Braces>
   requires(!std::is_void_v<T>) TensorView(const T* pointer, const Shape& sizes, const Strides& steps = {})
       : TensorView(pointer, detail::dtype_of<T>(), Layout(sizes, steps)) {}
 
-  /// False when no tensor was given (a default-constructed view).
+  /// False if no tensor was given (a default-constructed view).
   explicit operator bool() const noexcept { return ndim != 0; }
 };
 
-/// A tensor that is written. Converts to TensorView.
+/// A tensor that a call writes. Converts to TensorView.
 struct MutableTensorView : Layout {
   void* data = nullptr;
   DType dtype = DType::f32;

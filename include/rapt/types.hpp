@@ -1,4 +1,4 @@
-// Data types, devices, instruction sets and the one error type.
+// Data types, devices, instruction sets and the error type.
 #pragma once
 
 #include <cstddef>
@@ -12,6 +12,7 @@
 
 namespace rapt {
 
+/// A device: its type, and its index among devices of this type (0 for the CPU).
 struct Device {
   DeviceType type = DeviceType::cpu;
   std::int32_t index = 0;
@@ -20,7 +21,7 @@ struct Device {
 
 /// Bytes of one element; 1 for `boolean` and `i4x2`.
 RAPT_API std::size_t size_of(DType dtype) noexcept;
-/// The same, but half a byte for `i4x2`.
+/// Bytes of one element; 0.5 for `i4x2`.
 RAPT_API double bytes_of(DType dtype) noexcept;
 RAPT_API std::string_view to_string(DType dtype) noexcept;
 RAPT_API std::string_view to_string(DeviceType type) noexcept;
@@ -28,11 +29,12 @@ RAPT_API std::string_view to_string(Isa isa) noexcept;
 RAPT_API std::string_view to_string(Operation operation) noexcept;
 RAPT_API std::string_view to_string(Phase phase) noexcept;
 
-/// What every refused call throws, before anything is written. `what()` reads "<argument>: <got>; wanted <wanted>".
+/// The exception for bad arguments, thrown before anything is written. `what()` reads "<argument>: <got>; wanted
+/// <wanted>".
 class RAPT_API Error : public std::invalid_argument {
  public:
   Error(std::string argument, const std::string& got, const std::string& wanted);
-  /// The offending argument by its name in the API, for example "k" or "score.scale".
+  /// The argument by its name in the API, for example "k" or "score.scale".
   const std::string& argument() const noexcept { return argument_; }
 
  private:

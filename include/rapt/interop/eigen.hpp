@@ -1,4 +1,4 @@
-// Eigen's dense objects as tensors, in place.
+// Views of Eigen's dense objects as tensors, without copies.
 #pragma once
 
 #include <Eigen/Core>
@@ -21,12 +21,12 @@ constexpr DType dtype_of() {
   return std::is_same_v<Scalar, float> ? DType::f32 : std::is_same_v<Scalar, Eigen::half> ? DType::f16 : DType::bf16;
 }
 
-/// What `T::data()` points at.
+/// The type that `T::data()` points to.
 template <class T>
 using ScalarOf = std::remove_cv_t<std::remove_pointer_t<decltype(std::declval<T>().data())>>;
 }  // namespace detail
 
-/// A Matrix, Array, Map, Ref or Block of float, Eigen::bfloat16 or Eigen::half with memory behind it.
+/// A Matrix, Array, Map, Ref or Block of float, Eigen::bfloat16 or Eigen::half with direct memory access.
 template <class T>
 concept EigenMatrix = requires(const T& m) {
   requires detail::kIsFloat<detail::ScalarOf<const T&>>;
@@ -35,8 +35,8 @@ concept EigenMatrix = requires(const T& m) {
   { T::IsRowMajor } -> std::convertible_to<bool>;
 };
 
-/// A Tensor, TensorFixedSize or TensorMap of rank 4 of those. Found by its shape: <unsupported/Eigen/CXX11/Tensor> is
-/// for those who use it to include.
+/// A Tensor, TensorFixedSize or TensorMap of rank 4 with these element types. Recognised by its members: include
+/// <unsupported/Eigen/CXX11/Tensor> yourself.
 template <class T>
 concept EigenTensor4 = T::NumDimensions == 4 && requires(const T& t) {
   requires detail::kIsFloat<detail::ScalarOf<const T&>>;
@@ -65,14 +65,14 @@ Layout layout_of(const T& t) {
 }
 }  // namespace detail
 
-/// A [s, d] matrix as the one-head tensor [1, 1, s, d], a rank-4 tensor as itself, whatever the storage order. The
-/// memory stays Eigen's: the object must outlive the view and not be resized.
+/// A view of a [s, d] matrix as the one-head tensor [1, 1, s, d], or of a rank-4 tensor, in any storage order. The
+/// object must outlive the view and must not be resized.
 template <class T>
 requires EigenMatrix<T> || EigenTensor4<T> TensorView view_of(const T& m) {
   return {m.data(), detail::dtype_of<detail::ScalarOf<const T&>>(), detail::layout_of(m)};
 }
 
-/// The same to write to. Takes temporaries, for `mutable_view_of(m.topRows(n))`; refuses to compile for what is const.
+/// A view to write to. Takes temporaries, such as `mutable_view_of(m.topRows(n))`. Does not compile for const objects.
 template <class T>
 requires(EigenMatrix<std::remove_cvref_t<T>> || EigenTensor4<std::remove_cvref_t<T>>) && requires(T&& m) {
   requires !std::is_const_v<std::remove_pointer_t<decltype(m.data())>>;
