@@ -1,4 +1,4 @@
-"""`attention` and `explain`: what their arguments mean. The extension does the rest."""
+"""`attention` and `explain`: their arguments. The extension validates and computes."""
 
 from __future__ import annotations
 
@@ -55,71 +55,79 @@ def attention(
     isa: str | None = None,
     kernel: str | None = None,
 ) -> Any:
-    """softmax(scale * q k^T, masked) v, without the S x S matrix and without copying an argument.
+    """Scaled dot-product attention, softmax(scale * q k^T, masked) v, without the S x S matrix and without copying an
+    argument.
 
-    Shapes: b batch, hq query heads, hk key heads (a divisor of hq), sq and sk rows, d and dv head sizes.
+    Source: Vaswani et al., 2017; computed block by block as in FlashAttention (Dao et al., 2022). Symbols: b batch, hq
+    query heads, hk KV heads (a divisor of hq; query head h reads KV head h // (hq // hk)), sq query rows, sk key rows,
+    d head dimension of queries and keys, dv head dimension of values.
 
-    q, k, v         [b, hq, sq, d], [b, hk, sk, d], [b, hk, sk, dv] of float32, bfloat16 or float16. q may also be
-                    float8_e4m3fn. k and v are of one type, which may also be int8, float8_e4m3fn, float8_e5m2 or, with kv_dtype,
-                    uint8.
-    causal          Row i attends keys up to i + offset.
-    align           Where query row 0 sits among the keys, if lengths differ and it matters: "top_left" (offset 0, as
-                    PyTorch's is_causal), "bottom_right" (sk - sq, as a cache of keys wants it) or the offset.
-    window          (left, right): row i attends keys i + offset - left to i + offset + right. None or -1: open.
-    scale           d**-0.5 if not given.
-    mask            bool, true = attend; broadcasts to [b, hq, sq, sk].
-    bias            float32, bfloat16 or float16, added to the scores; shapes as for mask. -inf masks.
-    softcap         c: scores become c * tanh(score / c), before bias and masks.
-    alibi           Slopes [hq] or [b, hq], of the same types as bias.
-    sinks           [hq], of the same types: an extra logit in each head's denominator.
-    cu_seqlens_q    int32 or int64 [b + 1], from 0 to total_q: q and the result are [total_q, hq, d], sequence n has
-                    rows cu_seqlens_q[n] to cu_seqlens_q[n + 1].
+    q, k, v         [b, hq, sq, d], [b, hk, sk, d] and [b, hk, sk, dv] of float32, bfloat16 or float16. k and v have one
+                    type; q may have another. q may also be float8_e4m3fn. k and v may also be int8, float8_e4m3fn,
+                    float8_e5m2 or, with kv_dtype, uint8.
+    causal          True: row i attends to keys up to i + offset.
+    align           Where query row 0 sits among the keys: "top_left" (offset 0, PyTorch's is_causal), "bottom_right"
+                    (sk - sq, for KV caches), or the offset as an int. Required for causal, window and alibi if query
+                    and key lengths differ.
+    window          (left, right): row i attends to keys i + offset - left to i + offset + right. None or -1 leaves a
+                    side open.
+    scale           Default d**-0.5. Any finite number.
+    mask            bool, True = attend; broadcasts to [b, hq, sq, sk].
+    bias            float32, bfloat16 or float16, added to the scores; broadcasts to [b, hq, sq, sk]. -inf masks.
+    softcap         c: scores become c * tanh(score / c), before bias and masks. 1e-30 to 1e30.
+    alibi           Slopes [hq] or [b, hq], of the same types as bias: the score loses slope * |i + offset - j|.
+    sinks           [hq], of the same types as bias: one extra logit per head in the softmax's denominator; -inf = none.
+    cu_seqlens_q    int32 or int64 [b + 1], from 0 to total_q: q and the result are [total_q, hq, d], and sequence n has
+                    the rows cu_seqlens_q[n] to cu_seqlens_q[n + 1].
     cu_seqlens_k    The same for k and v, [total_k, hk, d].
-    cache_seqlens   int32 or int64 [b]: keys in use of each k[n], v[n]; rows past them are never read. No thread may
-                    change lengths, cu_seqlens or tables while the call runs.
-    block_table     int32 or int64 [b, n], with cache_seqlens: k and v are pages, [pages, hk, page_size, d], and key j
-                    of sequence i is row j % page_size of page block_table[i, j // page_size].
-    ring            True, with cache_seqlens: key j lies in row j % sk, so that of any number of keys the last sk are
-                    there. Takes no mask and no bias, and no query rows that see overwritten keys: a window needs
+    cache_seqlens   int32 or int64 [b]: number of keys of each sequence in k and v. Rows past it are never read. No
+                    thread may change lengths, cu_seqlens or tables during the call.
+    block_table     int32 or int64 [b, n], requires cache_seqlens: k and v are pages, [pages, hk, page_size, d], and key
+                    j of sequence i is row j % page_size of page block_table[i, j // page_size].
+    ring            True, requires cache_seqlens: key j is in row j % sk, so a ring holds a sequence's last sk keys.
+                    Takes no mask and no bias. A query row that sees an overwritten key is an error: a window needs
                     window[0] + query rows <= sk.
-    indices         int32 or int64 [b, sq, n]: the keys that each query token attends to, the same for all heads. k and v
-                    may be [1, hk, sk, d] then: one pool of rows for all sequences, such as pages of one key head, flattened, where
-                    an index is page * page_size + offset. Negative indices stand for no key, and nothing is read for them; a key
-                    counts as often as it is listed; indices of sk or more are refused. Takes no causal, align, window,
-                    mask, bias, alibi or dropout_p: which keys a token may see is up to its list.
-    counts          int32 or int64 [b, sq], with indices: how many of the n count, from the first on. n if not given.
-    q_scale         float32, of float8_e4m3fn queries: [b, hq, sq, 1], with cu_seqlens_q [total_q, hq, 1], where batch (total_q) and
-                    rows may be 1. An element of q counts as element * q_scale; without scales as it is.
-    k_scale, ...    float32 scales, and zeros, of quantised k and v: k's (v's) shape with groups for d (dv), where batch
-                    (pages) and rows may be 1. An element counts as (element - zero) * scale. int8 and "i4x2" need
-                    scales; 8-bit floats may do without.
-    k_tail          The last columns of keys beside a quantised k: float32, bfloat16 or float16, k's shape with any size for d. q has
-                    as many columns as k and k_tail.
-    kv_dtype        What k and v of uint8 hold: "i4x2" (two signed 4-bit integers to a byte, the first in the lower half:
-                    d / 2 bytes to a row), or the bytes of "i8", "f8e4m3" or "f8e5m2".
-    dropout_p       The share of weights that is dropped at random after the softmax, 0 to 1; the others are divided by
-                    1 - dropout_p. The share is rounded to a multiple of 2**-16, by which the mean over seeds is off by
-                    up to 2**-17 / (1 - dropout_p) of it. lse is that without dropout.
-    seed, offset    0 to 2**64 - 1: they and its place alone decide about a weight, the same every time. A seed is needed
-                    where dropout_p is not 0; give every call a pair of its own. Offsets below 2**32 keep all pairs apart;
-                    (0, 2**32) and (2**32, 0) give the same mask. See dropout_mask.
-    out             Written and returned instead of a new array; any of the three types. Shares no memory with inputs.
-    return_lse      Returns (out, lse), lse float32 [b, hq, sq], with cu_seqlens_q [total_q, hq]: log of the sum of exp of a row's
-                    scores.
-    threads         The most to use; all if not given. Where an argument is PyTorch's they are PyTorch's own threads, up
-                    to torch.get_num_threads(); else oneTBB's.
+    indices         int32 or int64 [b, sq, n]: the keys that each query token attends to, in all heads. k and v may be
+                    [1, hk, sk, d]: one pool of rows for all sequences, such as flattened pages of one KV head, in which
+                    an index is page * page_size + offset. A negative index stands for no key. A key that is listed
+                    twice counts twice. An index of sk or more is an error. The list alone determines the keys: causal,
+                    align, window, mask, bias, alibi and dropout_p are errors.
+    counts          int32 or int64 [b, sq], requires indices: the first counts[i, t] of the n indices count. Default n.
+    q_scale         float32, with float8_e4m3fn queries: [b, hq, sq, 1], with cu_seqlens_q [total_q, hq, 1]; batch
+                    (total_q) and rows may be 1. An element of q counts as element * q_scale; without scales as it is.
+    k_scale, v_scale, k_zero, v_zero
+                    float32 scales and zeros of quantised k and v: the shape of k (v) with the number of groups in place
+                    of d (dv); batch (pages) and rows may be 1. An element counts as (element - zero) * scale. int8 and
+                    "i4x2" need scales; 8-bit floats without scales count as they are.
+    k_tail          With a quantised k, the last columns of the keys, not quantised: float32, bfloat16 or float16, k's
+                    shape with any size in place of d. q has as many columns as k and k_tail together.
+    kv_dtype        The contents of k and v of uint8: "i4x2" (two signed 4-bit integers per byte, the first in the lower
+                    half; d / 2 bytes per row), or the bytes of "i8", "f8e4m3" or "f8e5m2".
+    dropout_p       The share of weights that are dropped at random after the softmax, 0 to 1; the others are divided by
+                    1 - dropout_p. The share is rounded to a multiple of 2**-16, which changes the mean over seeds by a
+                    relative error of up to 2**-17 / (1 - dropout_p). lse ignores dropout.
+    seed, offset    0 to 2**64 - 1. The dropout mask depends only on dropout_p, seed, offset and the weight's position.
+                    Required: seed, if dropout_p is not 0. Give every call its own pair. Offsets below 2**32 keep all
+                    pairs apart; (0, 2**32) and (2**32, 0) give the same mask. See dropout_mask.
+    out             Written and returned instead of a new array: float32, bfloat16 or float16. Shares no memory with
+                    inputs.
+    return_lse      True: returns (out, lse). lse is float32 [b, hq, sq], with cu_seqlens_q [total_q, hq]: the natural
+                    log of the sum of exp of a row's final scores.
+    threads         The largest number of threads. Default: all. If an argument is a PyTorch tensor, these are PyTorch's
+                    threads, at most torch.get_num_threads(); otherwise oneTBB's.
     isa             The highest instruction set to use, one of rapt.info()["isas"].
-    kernel          The entry that computes the call, one of rapt.info()["entries"] by name, or it is refused: for those that
-                    rapt does not choose by itself, and to compare. Entries of other operations are refused. If not given, the
-                    environment's RAPT_KERNEL, or the best.
+    kernel          The name of the entry that computes the call, one of rapt.info()["entries"]: for comparisons, and
+                    for entries that rapt does not choose itself. ValueError if this entry cannot compute the call.
+                    Default: the environment's RAPT_KERNEL, or the best entry.
 
-    PyTorch's tensors may lie on a GPU, if rapt was built with CUDA: all of a call on one, lengths too. The work is queued
-    on PyTorch's current stream; causal, window and alibi need `align` wherever lengths are given; k and v may not be
-    gathered, and there is no dropout.
+    PyTorch tensors may be on a GPU, if rapt was built with CUDA. All tensors of a call, lengths included, are then on
+    one GPU, and the work is queued on PyTorch's current stream. On a GPU, causal, window and alibi need `align`
+    whenever lengths are given, and indices and dropout are not supported.
 
-    Returns a C-contiguous array of q's type, bfloat16 for float8_e4m3fn: PyTorch's for its tensors, else NumPy's (bfloat16 by
-    ml_dtypes). A row that attends no key is 0. Raises TypeError or ValueError, naming the argument, before anything is written.
-    Releases the GIL. Has no backward: see rapt.torch.
+    Returns a C-contiguous array of q's type, or bfloat16 for float8_e4m3fn queries: a PyTorch tensor if q is one,
+    otherwise NumPy's (bfloat16 from ml_dtypes). A row without keys is 0, with an lse of -inf. Raises TypeError or
+    ValueError, which names the argument, before anything is written. Releases the GIL. Records no gradients: use
+    attention_backward or rapt.torch.
     """
     check_lists(indices, counts)
     if return_lse is not False and return_lse is not True:
@@ -133,7 +141,7 @@ def attention(
 
 
 class Differentiable(TypedDict, total=False):
-    """Those of attention()'s arguments by name that attention_backward() takes as the forward's."""
+    """The keyword arguments of attention() that attention_backward() also takes."""
 
     causal: bool
     align: Literal["top_left", "bottom_right"] | int | None
@@ -155,16 +163,20 @@ class Differentiable(TypedDict, total=False):
 
 
 def check_lists(indices: Any, counts: Any) -> None:
-    """What the extension would refuse in the words of C++."""
+    """Raises the errors that the extension would word as C++."""
     if counts is not None and indices is None:
         raise ValueError("counts: got an array without indices; wanted both: they count the entries of lists")
 
 
 def dropout_mask(b: int, hq: int, sq: int, sk: int, p: float, seed: int, offset: int = 0) -> np.ndarray[Any, Any]:
-    """The mask that attention(..., dropout_p=p, seed=seed, offset=offset) applies: bool [b, hq, sq, sk], true = kept.
+    """The dropout mask of attention(..., dropout_p=p, seed=seed, offset=offset).
 
-    Rows and keys count within their sequence, also in ragged batches. sq and sk may be smaller than the call's, hq is the
-    call's. Raises TypeError or ValueError.
+    b, hq, sq, sk   Sizes of the mask. sq and sk may be smaller than the call's; hq is the call's.
+    p               0 to 1, the share of dropped weights.
+    seed, offset    As for attention().
+
+    Returns bool [b, hq, sq, sk], True = kept. Rows and keys count within their sequence, also in ragged batches. Raises
+    TypeError or ValueError, which names the argument.
     """
     sizes = {"b": b, "hq": hq, "sq": sq, "sk": sk}
     for name, size in sizes.items():
@@ -198,7 +210,11 @@ def _same_arguments(_: Callable[_P, Any]) -> Callable[[Callable[..., _T]], Calla
 
 @_same_arguments(attention)
 def explain(*args: Any, **kwargs: Any) -> _core.Explanation:
-    """What attention() would do with these arguments: the kernel, and why not the others. Computes nothing."""
+    """What attention() would do with these arguments: the chosen kernel, and why not the others. Computes nothing.
+
+    Takes the arguments of attention(). Returns an Explanation; print it for a readable description. Raises as
+    attention() does.
+    """
     bound = SIGNATURE.bind(*args, **kwargs)
     bound.apply_defaults()
     check_lists(bound.arguments["indices"], bound.arguments["counts"])
@@ -207,12 +223,12 @@ def explain(*args: Any, **kwargs: Any) -> _core.Explanation:
 
 
 def explain_problem(problem: str, *, threads: int | None = None, isa: str | None = None) -> _core.Explanation:
-    """What would run for a problem of any operation, given as text, gradients among them. Computes nothing.
+    """What rapt would run for a problem given as text, for any operation. Computes nothing.
 
     problem         The operation and its words, as in logs: "attention dtype=bf16 hq=8 sq=512 d=64 causal".
-                    docs/guide/cli.md has them all.
+                    docs/guide/cli.md lists the words.
     threads, isa    As for attention().
 
-    Raises ValueError, naming the word.
+    Returns an Explanation. Raises ValueError, which names the wrong word.
     """
     return _core.explain_problem(problem, threads, isa)

@@ -19,7 +19,7 @@ Wanted: TypeAlias = Literal["q", "k", "v", "bias", "sinks", "alibi"]
 
 
 class Gradients(NamedTuple):
-    """Each of the shape, type and library of what it is the gradient of; None if it was not wanted."""
+    """Results of attention_backward: gradients with the shape, type and library of their inputs; None if not wanted."""
 
     dq: Any = None
     dk: Any = None
@@ -45,23 +45,24 @@ def attention_backward(
 ) -> Gradients:
     """Gradients of sum(dout * out) + sum(dlse * lse), for out and lse of attention(q, k, v, ..., return_lse=True).
 
-    Scores are computed again from q, k and lse, block by block: there is no S x S matrix, and no argument is copied.
+    Recomputes scores from q, k and lse block by block (Dao et al., 2022), without the S x S matrix and without copying
+    an argument.
 
     dout            float32, bfloat16 or float16, of out's shape.
-    q, k, v         As given to attention(); float32, bfloat16 or float16. Caches in pages, rings and quantised ones have no
-                    gradients. With indices, a row of k or v has the sum over all tokens that list it, as often as they do, and 0
-                    if none does.
-    out, lse        As attention() gave them.
+    q, k, v         As given to attention(): float32, bfloat16 or float16. Pages, rings and quantised caches have no
+                    gradients. With indices, a row of k or v gets the sum over all tokens that list it, once per
+                    listing, or 0 if no token lists it.
+    out, lse        The results of attention().
     causal, ...     As given to attention().
-    dlse            float32, of lse's shape: for losses that depend on lse, such as those of merged results.
-    want            Which gradients to compute, of "q", "k", "v", "bias", "sinks" and "alibi". Where bias broadcasts, its
-                    gradients are summed.
+    dlse            float32, of lse's shape: for losses that depend on lse, such as losses of merged results. Default 0.
+    want            The gradients to compute, of "q", "k", "v", "bias", "sinks" and "alibi". Default: "q", "k" and "v".
+                    The gradient of a bias is summed over the dimensions that broadcast.
     threads, isa    As for attention().
 
-    Returns Gradients(dq, dk, dv, dbias, dsinks, dalibi): C-contiguous arrays of the shapes and types of what they are the
-    gradients of, PyTorch's for its tensors, else NumPy's; None for those that are not wanted. Sums are float32, and every
-    gradient is rounded once. Rows that attend no key, and keys past a length, have gradients of 0. Raises TypeError or
-    ValueError, naming the argument. Releases the GIL.
+    Returns Gradients(dq, dk, dv, dbias, dsinks, dalibi): C-contiguous arrays with the shapes and types of their inputs,
+    PyTorch's for its tensors, otherwise NumPy's; None for gradients that are not wanted. Sums are float32, and every
+    gradient is rounded once. Rows without keys, and keys past a length, have gradients of 0. Raises TypeError or
+    ValueError, which names the argument. Releases the GIL.
     """
     for name in forward:
         if name not in _FORWARD:

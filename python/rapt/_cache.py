@@ -1,4 +1,4 @@
-"""KV caches: rows appended to them, rotated or as they are, and attention over disjoint sets of keys merged."""
+"""KV caches: appending rows, with or without rotary embedding, and merging attention over disjoint sets of keys."""
 
 from __future__ import annotations
 
@@ -30,22 +30,31 @@ def append_kv(
     k_tail: Array | None = None,
     kv_dtype: KvDtype | None = None,
 ) -> None:
-    """Writes new keys and values into a cache, behind those that it has; quantises them where the cache is.
+    """Writes new keys and values to a KV cache, after each sequence's keys, and quantises them if the cache is
+    quantised.
 
-    k_new, v_new    [b, hk, n, d], [b, hk, n, dv] of float32, bfloat16 or float16; with cu_seqlens [total, hk, d].
-    k, v, ...       The cache, written in place, in the layout and of the types that rapt.attention reads.
-    cache_seqlens   int32 or int64 [b]: keys of each sequence before the call. Adding to it is up to you.
+    Symbols: b sequences, hk KV heads, n new rows per sequence, d and dv head dimension of keys and of values.
+
+    k_new, v_new    [b, hk, n, d] and [b, hk, n, dv] of float32, bfloat16 or float16; with cu_seqlens [total, hk, d] and
+                    [total, hk, dv].
+    k, v            The cache, written in place, with the layouts and types that rapt.attention reads.
+    cache_seqlens   int32 or int64 [b]: number of keys of each sequence before the call. The caller updates it.
+    block_table     int32 or int64 [b, m]: k and v are pages, as for rapt.attention.
+    ring            True: k and v are rings, as for rapt.attention.
     cu_seqlens      int32 or int64 [b + 1]: sequence i has the new rows cu_seqlens[i] to cu_seqlens[i + 1].
-    k_scale, ...    Computed from each new row and written where they have an element for every row; inputs where they
-                    broadcast over sequences (pages) or rows: where they have one, and the cache has more.
+    k_scale, v_scale, k_zero, v_zero
+                    float32, as for rapt.attention. Scales and zeros with an element for every row are computed from
+                    each new row and written. Scales and zeros that broadcast over sequences (pages) or rows are inputs.
+    k_tail          With a quantised k, as for rapt.attention: receives the last columns of k_new.
+    kv_dtype        The contents of k and v of uint8, as for rapt.attention.
 
-    k_tail          Where the last columns of k_new go, beside a quantised k.
+    v may be a range of k's columns, k[..., a:b], if v_new is the same range of k_new's columns, k_new[..., a:b]. If k
+    has scales, a and b are group borders, and v_scale (v_zero) is a view of the scales (zeros) of these groups.
 
-    v may be columns of k (k[..., a:b]) if v_new is the same columns of k_new (k_new[..., a:b]). Where k has scales, a and b are where
-    groups begin and end, and v_scale (v_zero) is a view of the scales (zeros) of these.
-    All other rows stay as they are. Of more new rows than a ring has, the last stay. Raises TypeError or ValueError,
-    naming the argument, before anything is written: for wrong shapes and types, rows past the end of a cache or block
-    table, entries that are no page, and two new rows for one place. docs/guide/cpp.md has the bounds of the rounding.
+    All other rows keep their contents. If a sequence has more new rows than a ring has rows, the last ones are kept.
+    Raises TypeError or ValueError, which names the argument, before anything is written: also for rows past the end of
+    a cache or block table, for table entries that are no page, and for two new rows with the same place.
+    include/rapt/append_kv.hpp in the source states the bounds of rounding.
     """
     _core.append_kv(
         *(k_new, v_new, k, v, cache_seqlens, cu_seqlens, block_table, ring, k_scale, v_scale, k_zero, v_zero, k_tail, kv_dtype)
@@ -82,21 +91,37 @@ def rotary_append_kv(
     k_tail: Array | None = None,
     kv_dtype: KvDtype | None = None,
 ) -> tuple[Any, Any]:
-    """Rotates q and k_new, after an RMS norm where there are weights; appends k_new and v_new to a cache as rapt.append_kv does.
+    """Rotates q and k_new (RoPE), after an RMS norm if norm weights are given, and appends k_new and v_new to a KV
+    cache.
+
+    Sources: Su et al., RoFormer, 2021; Zhang and Sennrich, RMSNorm, 2019. Symbols: b sequences, hq query heads, hk KV
+    heads, n new rows per sequence, d head dimension.
 
     q               [b, hq, n, d], with cu_seqlens [total, hq, d], of float32, bfloat16 or float16; or None.
-    k_new, ...      As of rapt.append_kv. Without a cache (k is None): k_new, and cache_seqlens if positions follow from it.
-    cos, sin        Tables [positions, r], or a row for each new row, [b or 1, n, r]; with cu_seqlens [1, total, r]. r is
-                    rotary_dim, or half of it where both channels of a pair have one angle. Scalings are in them.
-    positions       int32 or int64 [b or 1, n], with cu_seqlens [1, total]: rows of the tables. None: cache_seqlens[i] + t.
-    q_norm, k_norm  [d]: q (k_new) is divided by its root mean square, norm_eps added to the mean of squares, and
-                    multiplied by this; with norm_plus_one by 1 + this.
-    interleaved     Pairs are channels 2i and 2i + 1, as in GPT-J. False: i and i + rotary_dim / 2, as in GPT-NeoX and Llama.
-    rotary_dim      Channels that are rotated, from rotary_offset on. None: as many as cos has columns.
-    q_out, k_out    Written and returned instead of new arrays. q_out may be q, and k_out k_new. k_out: without a cache only.
+    k_new, v_new, k, v, cache_seqlens
+                    As for rapt.append_kv. Without a cache (k is None), give only k_new and, if positions follow from
+                    it, cache_seqlens.
+    cos, sin        Tables [positions, r], or one row for each new row: [b or 1, n, r], with cu_seqlens [1, total, r].
+                    float32, bfloat16 or float16. r is rotary_dim, or half of it if both channels of a pair have one
+                    angle. They include any scaling of the embedding.
+    positions       int32 or int64 [b or 1, n], with cu_seqlens [1, total]: rows of the tables. Default:
+                    cache_seqlens[i] + t for new row t of sequence i.
+    q_norm, k_norm  [d], float32, bfloat16 or float16: weights of an RMS norm. q (k_new) is divided by sqrt(mean of
+                    squares + norm_eps) and multiplied by the weights.
+    norm_eps        0 or more, default 1e-6.
+    norm_plus_one   True: norms multiply by 1 + weight.
+    interleaved     True: pairs are channels 2i and 2i + 1, as in GPT-J. False: i and i + rotary_dim / 2, as in GPT-NeoX
+                    and Llama.
+    rotary_dim      Number of rotated channels, even, at least 2. Default: the number of columns of cos.
+    rotary_offset   The first rotated channel, default 0.
+    q_out, k_out    Written and returned instead of new arrays. q_out may be q, and k_out may be k_new. k_out is for
+                    calls without a cache.
+    block_table, ring, cu_seqlens, k_scale, v_scale, k_zero, v_zero, k_tail, kv_dtype
+                    As for rapt.append_kv. They need a cache, except cu_seqlens.
 
-    Returns (q_out, k_out), with None where there is no q, and for k_out with a cache. Arithmetic is float32; what goes out
-    is rounded once. Raises TypeError or ValueError, naming the argument, before anything is written.
+    Returns (q_out, k_out): None for q_out without q, and for k_out with a cache. Arithmetic is float32; results are
+    rounded once. Raises TypeError or ValueError, which names the argument, before anything is written.
+    include/rapt/rotary_append_kv.hpp in the source states formulas and bounds.
     """
     if q is not None and q_out is None:
         q_out = empty_like("q", q, shape_of("q", q))
@@ -113,15 +138,18 @@ def rotary_append_kv(
 def merge_states(
     outs: Sequence[Array], lses: Sequence[Array], *, out: Array | None = None, return_lse: bool = False
 ) -> Any:
-    """Attention over all keys from attention over parts of them: a shared prefix and the rest, say.
+    """Merges attention over disjoint sets of keys, such as a shared prefix and the rest, into attention over all of
+    them.
 
-    outs            Results over disjoint sets of keys, [..., dv] each, of 2 to 4 dimensions.
+    outs            Results of attention over disjoint sets of keys: [..., dv] each, with 2 to 4 dimensions, of float32,
+                    bfloat16 or float16. At least one.
     lses            Their lse, float32 [...], from attention(..., return_lse=True).
     out             Written and returned instead of a new array.
-    return_lse      Returns (out, lse).
+    return_lse      True: returns (out, lse), with the lse over all keys, float32 [...].
 
-    A part whose lse is -inf (no keys) has no weight. A sink counts once: give it to one part only. Returns an array of
-    outs[0]'s library and type.
+    A partial result with an lse of -inf (no keys) has no weight. Give a sink to one partial result only. Returns an
+    array of the library and type of outs[0]. Raises TypeError or ValueError, which names the argument, before anything
+    is written.
     """
     outs, lses = list(outs), list(lses)
     if not outs:

@@ -1,6 +1,7 @@
-"""`python -m rapt check`: every kernel of this machine against formulas in float64.
+"""`python -m rapt check`: compares every kernel of this machine with formulas in float64.
 
-Each kernel runs in a process of its own, forced by RAPT_KERNEL: one that crashes is reported, and the others are still checked.
+Each kernel runs in its own process, forced by RAPT_KERNEL. If one crashes, the command reports it and checks the
+others.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ def check_entry(name: str) -> None:
 
 
 def run_child(entry: Entry) -> subprocess.CompletedProcess[str]:
+    """Checks one entry in its own process."""
     environment = {key: value for key, value in os.environ.items() if key not in ("RAPT_ISA", "RAPT_GUARDS")}
     environment["RAPT_KERNEL"] = entry["name"]
     code = f"from rapt import _check; _check.check_entry({entry['name']!r})"
@@ -48,7 +50,7 @@ def run_child(entry: Entry) -> subprocess.CompletedProcess[str]:
 
 
 def run() -> int:
-    """Prints a line for each kernel with a wrong result or none, then one for all. Returns 0 if every result is right."""
+    """Prints a line for each kernel with a wrong result or none, then a summary. Returns 0 if every result is right."""
     usable = [entry for entry in rapt.info()["entries"] if entry["backend"] == "cpu" and not entry["unusable"]]
     kernels = [entry for entry in usable if entry["operation"] in CHECKS]
     for operation in sorted({entry["operation"] for entry in usable} - CHECKS.keys()):

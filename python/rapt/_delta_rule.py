@@ -49,44 +49,56 @@ def delta_rule(
     threads: int | None = None,
     isa: str | None = None,
 ) -> Any:
-    """Linear attention with a state S [K, V] for each sequence and head, token by token:
+    """Linear attention with a state S [K, V] for each sequence and head, updated token by token:
 
         S = diag(exp(g)) S                  rules "gated" and "gated_delta"
         u = beta (v - S^T k)                rules "delta" and "gated_delta"; u = v otherwise
         S = S + k u^T
         out = scale S^T q
 
-    Gated DeltaNet has g for each head, Kimi Delta Attention for each channel of K; the names of rules are those of ONNX's
-    LinearAttention. Shapes: b batch, t tokens, h state heads, which are max(hk, hv). Either of hk and hv divides the other,
-    and so do hq and h; heads of the fewer serve runs of equal length of the more, in their order.
+    Sources: Schlag et al., 2021; Yang et al., Gated Delta Networks, 2024 (g for each head); Kimi Linear, 2025 (g for
+    each channel of K). The names of rules are those of ONNX's LinearAttention. Symbols: b batch, t tokens, hq, hk and
+    hv heads of q, k and v, h = max(hk, hv) state heads, K and V head dimension of keys and of values. The smaller of hk
+    and hv divides the larger; hq divides h or is a multiple of it. Head i of the fewer heads serves the i-th of equal
+    runs of the others.
 
-    q, k, v         [b, t, hq, K], [b, t, hk, K], [b, t, hv, V] of float32, bfloat16 or float16; K and V up to 256.
-    g               Log decay of the same types, [h], [b, t, h] or [b, t, h, K]; none if not given. Not above 0 in models.
-    beta            [b, t, h] of the same types; 1 if not given.
-    scale           K**-0.5 if not given.
-    initial_state   float32 or bfloat16 [b, h, K, V]; 0 if not given.
-    return_state    Returns (out, state), state float32 [b, h, K, V] after the last token.
-    final_state     That is written here, float32 or bfloat16: rounded once, as it is written. May be initial_state, which is then
-                    updated in place.
-    cu_seqlens      int32 or int64 [b + 1], from 0 to total: q is [total, hq, K] or, as flash-linear-attention has it,
-                    [1, total, hq, K], and so are the others; sequence n has tokens cu_seqlens[n] to cu_seqlens[n + 1].
-    state_slots     int32 or int64 [b]: the states are pools [slots, h, K, V], and sequence n has slot state_slots[n] of both.
-                    No two share one, and no other is touched. Of a negative slot nothing is read (it is 0) or written. Or
-                    [b, n], for up to n tokens: the state after token j goes to slot state_slots[n, j] (speculative decoding).
-    accepted        int32 or int64 [b], with state_slots [b, n]: sequence n starts from state_slots[n, accepted[n] - 1]; 1 if
-                    not given.
-    l2norm_qk       q and k are divided by sqrt(sum of squares + 1e-6).
-    beta_sigmoid    beta counts as sigmoid(beta). beta_double: beta, or its sigmoid, counts twice.
-    gate            g counts as -exp(a_log) softplus(g + dt_bias) or, with gate_lower_bound, as
-                    gate_lower_bound sigmoid(exp(a_log) (g + dt_bias)). a_log and dt_bias are float32 [h], dt_bias [h, K]
-                    where g has K; 0 if not given.
-    state_v_first   States are [.., h, V, K].
-    out             Written and returned instead of a new array; any of the three types. Shares no memory with inputs.
-    threads, isa    As for attention().
+    q, k, v         [b, t, hq, K], [b, t, hk, K] and [b, t, hv, V] of float32, bfloat16 or float16, each independently;
+                    K and V from 1 to 256.
+    g               Log decay [h], [b, t, h] or [b, t, h, K], of the same types, for gated rules. Default: no decay. At
+                    most 0 in models.
+    beta            [b, t, h] of the same types, for rules with a delta. Default 1.
+    rule            "linear", "gated", "delta" or "gated_delta".
+    scale           Default K**-0.5.
+    initial_state   float32 or bfloat16 [b, h, K, V]. Default 0.
+    return_state    True: returns (out, state), with the state after the last token, float32 [b, h, K, V].
+    final_state     float32 or bfloat16: receives the state after the last token, rounded once. May be initial_state,
+                    which is then updated in place.
+    cu_seqlens      int32 or int64 [b + 1], from 0 to total: q is [total, hq, K] or, as in flash-linear-attention, [1,
+                    total, hq, K], and k, v, g and beta alike. Sequence n has the tokens cu_seqlens[n] to cu_seqlens[n +
+                    1].
+    state_slots     int32 or int64 [b]: states are pools [slots, h, K, V], and sequence n uses slot state_slots[n] of
+                    both. No two sequences may share a slot. Other slots keep their contents. A negative slot is read as
+                    0 and not written. Or [b, n], for up to n tokens: the state after token j goes to slot
+                    state_slots[n, j] (speculative decoding).
+    accepted        int32 or int64 [b], with state_slots [b, n]: sequence n starts from slot state_slots[n, accepted[n]
+                    - 1]. Default 1.
+    l2norm_qk       True: q and k are divided by sqrt(sum of squares + 1e-6).
+    beta_sigmoid    True: sigmoid(beta) replaces beta.
+    beta_double     True: beta, or its sigmoid, is multiplied by 2.
+    gate            True: -exp(a_log) softplus(g + dt_bias) replaces g, or with gate_lower_bound, gate_lower_bound
+                    sigmoid(exp(a_log) (g + dt_bias)).
+    a_log, dt_bias  float32 [h], with gate; dt_bias is [h, K] if g has K. Default 0.
+    gate_lower_bound
+                    A number of at most 0, with gate.
+    state_v_first   True: states are [..., h, V, K].
+    out             Written and returned instead of a new array: float32, bfloat16 or float16. Shares no memory with
+                    inputs.
+    threads, isa    As for rapt.attention.
 
-    Returns out [b, t, max(hq, h), V] of q's type and rank, C-contiguous: PyTorch's for its tensors, else NumPy's. Sums are
-    float32, and bits do not depend on threads, other sequences or later tokens. Raises TypeError or ValueError, naming the
-    argument, before anything is written. Releases the GIL. Gradients: delta_rule_backward; rapt.torch.delta_rule records them.
+    Returns out [b, t, max(hq, h), V] of q's type and rank, C-contiguous: a PyTorch tensor if q is one, otherwise
+    NumPy's. Sums are float32. The bits do not depend on threads, other sequences or later tokens. Raises TypeError or
+    ValueError, which names the argument, before anything is written. Releases the GIL. Records no gradients: use
+    delta_rule_backward or rapt.torch.delta_rule.
     """
     made, state = results(q, k, v, cu_seqlens, return_state, out, final_state, state_slots, state_v_first)
     _core.delta_rule(_inputs(locals()), (made, state, state_slots, accepted))
@@ -131,7 +143,9 @@ def results(
 
 
 class DeltaRuleGradients(NamedTuple):
-    """Each of the shape, type and library of what it is the gradient of; None if that was not given or it was not wanted."""
+    """Results of delta_rule_backward: gradients with the shape, type and library of their inputs; None if not wanted,
+    or for inputs that were not given.
+    """
 
     dq: Any = None
     dk: Any = None
@@ -168,22 +182,26 @@ def delta_rule_backward(
     threads: int | None = None,
     isa: str | None = None,
 ) -> DeltaRuleGradients:
-    """Gradients of sum(dout * out) + sum(dfinal_state * state), for out and state of delta_rule(q, k, v, ..., return_state=True).
+    """Gradients of sum(dout * out) + sum(dfinal_state * state), for out and state of delta_rule(q, k, v, ...,
+    return_state=True).
 
-    Of the inputs as they were given: through norms, gates and sigmoid where the forward does them. The states are computed again,
-    from one in every 24 tokens, and no argument is copied.
+    The gradients are with respect to the inputs as given: through norms, gates and sigmoid if the forward has them. The
+    call recomputes the states from one state per 24 tokens, and copies no argument.
 
-    q, k, v, ...    As given to delta_rule(); initial_state as it was before that. Pools of states have no gradients.
-    dout            float32, bfloat16 or float16, of out's shape and any strides; 0 if not given.
-    dfinal_state    float32 or bfloat16, of the state's shape; 0 if not given.
-    want            Which gradients to compute, of "q", "k", "v", "g", "beta", "initial_state", "a_log" and "dt_bias"; of all
-                    that are given, if None. Those of a_log, dt_bias and a g of [h] are sums over all tokens.
-    threads, isa    As for attention().
+    q, k, v, ...    As given to delta_rule(). initial_state has the values from before that call. Pools of states have
+                    no gradients.
+    dout            float32, bfloat16 or float16, of out's shape, with any strides. Default 0.
+    dfinal_state    float32 or bfloat16, of the state's shape. Default 0.
+    want            The gradients to compute, of "q", "k", "v", "g", "beta", "initial_state", "a_log" and "dt_bias".
+                    Default: those of all inputs that are given. The gradients of a_log, dt_bias and a g of [h] are sums
+                    over all tokens.
+    threads, isa    As for rapt.attention.
 
-    Returns DeltaRuleGradients(dq, dk, dv, dg, dbeta, dinitial_state, da_log, ddt_bias): C-contiguous arrays of the shapes and
-    types of what they are the gradients of, PyTorch's for its tensors, else NumPy's; None for the others. Sums are float32 or
-    more, every gradient is rounded once, and bits do not depend on threads or other sequences (but for sums over those). Raises
-    TypeError or ValueError, naming the argument, before anything is written. Releases the GIL.
+    Returns DeltaRuleGradients(dq, dk, dv, dg, dbeta, dinitial_state, da_log, ddt_bias): C-contiguous arrays with the
+    shapes and types of their inputs, PyTorch's for its tensors, otherwise NumPy's; None for the others. Sums are
+    float32 or float64, and every gradient is rounded once. The bits do not depend on threads or, except in sums over
+    sequences, on other sequences. Raises TypeError or ValueError, which names the argument, before anything is written.
+    Releases the GIL.
     """
     inputs = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "initial_state": initial_state, "a_log": a_log, "dt_bias": dt_bias}
     names = [name for name, array in inputs.items() if array is not None] if want is None else want

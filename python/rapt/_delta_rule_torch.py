@@ -186,12 +186,12 @@ def delta_rule(
     threads: int | None = None,
     isa: str | None = None,
 ) -> Any:
-    """rapt.delta_rule of PyTorch's tensors on the CPU, with gradients, and under torch.compile an operator of its graph.
+    """rapt.delta_rule for PyTorch tensors on the CPU, with gradients and as an operator under torch.compile.
 
-    Arguments and results are those of rapt.delta_rule; `threads` and `isa` are for eager calls without gradients only.
-    Gradients go to q, k, v, g, beta, initial_state, a_log and dt_bias; a call that writes to tensors of yours (out,
-    final_state, state_slots) has none. They are rapt.delta_rule_backward's, of what requires grad only. There are no second
-    derivatives.
+    Takes and returns what rapt.delta_rule does. `threads` and `isa` are for eager calls without gradients. Those of q,
+    k, v, g, beta, initial_state, a_log and dt_bias that require grad get gradients, computed by
+    rapt.delta_rule_backward. A call that writes to your tensors (out, final_state, state_slots) records none. There are
+    no second derivatives. Raises TypeError or ValueError, which names the argument.
     """
     tensors = (q, k, v, g, beta, initial_state, a_log, dt_bias)
     named = dict(zip(_TENSORS, tensors)) | {"cu_seqlens": cu_seqlens, "state_slots": state_slots, "accepted": accepted}

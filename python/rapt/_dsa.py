@@ -36,33 +36,34 @@ def index_scores(
     threads: int | None = None,
     isa: str | None = None,
 ) -> Any:
-    """scores[b, i, j] = scale * k_scale[b, j] * sum over h of w[b, i, h] * relu(q[b, i, h] . k[b, j]); -inf where query i does
-    not see key j.
+    """Index scores: scores[b, i, j] = scale * k_scale[b, j] * sum over h of w[b, i, h] * relu(q[b, i, h] . k[b, j]).
 
-    Shapes: b batch, sq queries, h index heads, sk keys, which all heads share, d head size.
+    The score is -inf if query i does not see key j. Source: DeepSeek-V3.2-Exp, 2025. Symbols: b batch, sq queries, h
+    index heads, sk keys, which all index heads share, d head dimension.
 
     q               [b, sq, h, d] of float32, bfloat16 or float16.
-    k               [b, sk, d] of these types, int8, float8_e4m3fn or float8_e5m2.
-    w               float32 [b, sq, h]: the weights of a query's heads. Factors that a model has beside d**-0.5 belong here.
-    align           Where query 0 sits among the keys, if their numbers differ and `causal` is on: "top_left" (at key 0),
-                    "bottom_right" (the last query at the last key, as a cache of keys wants it) or the offset.
-    relu            False: the heads' products are weighted as they are.
-    causal          Query i sees keys up to i + offset.
-    scale           d**-0.5 if not given.
-    k_scale         float32 [b, sk] ([pages, page_size]): one for each key of a quantised k; int8 needs it. It multiplies the sum,
-                    behind the relu: scales are positive where k is to count as what it was made from.
-    seqlens         int32 or int64 [b]: keys in use of each sequence; those past them are hidden and never read.
-    block_table     int32 or int64 [b, m], with seqlens: k is pages, [pages, page_size, d], and key j of sequence n is row
-                    j % page_size of page block_table[n, j // page_size]; sk is m * page_size.
-    key_begin       int32 or int64 [b, sq]: a query sees keys from here on only.
-    key_end         int32 or int64 [b, sq]: a query sees keys before this one only.
+    k               [b, sk, d] of float32, bfloat16, float16, int8, float8_e4m3fn or float8_e5m2.
+    w               float32 [b, sq, h]: the weights of each query's index heads. They include any factors of the model
+                    other than d**-0.5.
+    align           Where query 0 sits among the keys: "top_left" (at key 0), "bottom_right" (the last query at the last
+                    key, for KV caches), or the offset as an int. Required for causal if query and key lengths differ.
+    relu            False: no ReLU before the weights.
+    causal          True: query i sees keys up to i + offset.
+    scale           Default d**-0.5.
+    k_scale         float32 [b, sk] ([pages, page_size]): one scale per key of a quantised k; required for int8. It
+                    multiplies the sum, after the ReLU, so only with positive scales does k count as code * scale.
+    seqlens         int32 or int64 [b]: number of keys of each sequence. Keys past it are hidden and never read.
+    block_table     int32 or int64 [b, m], requires seqlens: k is pages, [pages, page_size, d], and key j of sequence n
+                    is row j % page_size of page block_table[n, j // page_size]. sk is m * page_size.
+    key_begin       int32 or int64 [b, sq]: the first key that a query sees.
+    key_end         int32 or int64 [b, sq]: the end of the keys that a query sees, exclusive.
     out             float32 [b, sq, sk], written and returned instead of a new array. Shares no memory with inputs.
-    threads, isa    As for rapt.attention().
+    threads, isa    As for rapt.attention.
 
-    Returns float32 [b, sq, sk], C-contiguous: PyTorch's for its tensors, else NumPy's. Products and sums are float32, and bits do
-    not depend on threads or other queries. AMX, which multiplies bfloat16 q with bfloat16 or quantised k, takes denormals for 0.
-    Raises TypeError or ValueError, naming the argument, before anything is written. Releases the GIL. Gradients:
-    rapt.torch.index_scores records them.
+    Returns float32 [b, sq, sk], C-contiguous: a PyTorch tensor if q is one, otherwise NumPy's. Products and sums are
+    float32. The bits do not depend on threads or other queries. AMX, which multiplies bfloat16 q with bfloat16 or
+    quantised k, treats denormals as 0. Raises TypeError or ValueError, which names the argument, before anything is
+    written. Releases the GIL. Records no gradients: use rapt.torch.index_scores.
     """
     made = empty_like("q", q, scores_shape(q, k, block_table), "float32") if out is None else out
     _core.index_scores(_inputs(locals()), made, None)
@@ -88,14 +89,17 @@ def index_topk(
     threads: int | None = None,
     isa: str | None = None,
 ) -> Any:
-    """select_topk(index_scores(q, k, w, ...), n), the same indices, without the matrix of scores: of them a few times n, or
-    about a thousand, are kept for each query that is being worked on.
+    """The n keys with the largest index scores of each query: select_topk(index_scores(q, k, w, ...), n), with the same
+    indices but without the matrix of scores.
 
-    n               1 or more: keys of each query.
+    The call keeps a few times n scores, or about a thousand, per query that it works on.
+
+    n               int, 1 or more: number of keys per query.
     out             int32 [b, sq, n], written and returned instead of a new array. Shares no memory with inputs.
     q, k, w, ...    As for index_scores().
 
-    Returns int32 [b, sq, n]. Raises as index_scores() does.
+    Returns int32 [b, sq, n], best first; -1 if a query sees fewer than n keys with a score above -inf. Raises as
+    index_scores() does.
     """
     shape = (*queries_shape(q), count_of(n))
     made = _indices("q", q, shape, out)
@@ -104,18 +108,19 @@ def index_topk(
 
 
 def select_topk(scores: Array, n: int, *, out: Array | None = None, threads: int | None = None, isa: str | None = None) -> Any:
-    """The positions of the n largest of each row of scores, the largest first.
+    """The positions of the n largest scores of each row, largest first.
 
     scores          float32 [..., sk], of 1 to 4 dimensions and any strides.
-    n               1 or more; it may be more than sk.
+    n               int, 1 or more; may exceed sk.
     out             int32 [..., n], written and returned instead of a new array. Shares no memory with scores.
-    threads, isa    As for rapt.attention().
+    threads, isa    As for rapt.attention.
 
-    Exact, and the same for any number of threads: of equal scores the lower position is first, -0 equals 0, and NaN counts as the
-    largest. -inf is never selected: where fewer than n scores are above it, the rest of the row is -1.
+    The selection is exact and the same for any number of threads: of equal scores the lower position first, -0 equals
+    0, and NaN counts as the largest. -inf is never selected. If fewer than n scores are above -inf, the other entries
+    of the row are -1.
 
-    Returns int32 [..., n]: PyTorch's for its tensors, else NumPy's. Raises TypeError or ValueError, naming the argument, before
-    anything is written. Releases the GIL.
+    Returns int32 [..., n]: a PyTorch tensor if scores is one, otherwise NumPy's. Raises TypeError or ValueError, which
+    names the argument, before anything is written. Releases the GIL.
     """
     shape = (*shape_of("scores", scores)[:-1], count_of(n))
     made = _indices("scores", scores, shape, out)

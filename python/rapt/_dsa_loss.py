@@ -115,23 +115,27 @@ def indexer_loss(
     scale: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """sum over tokens of KL(p || softmax(scores)), which makes the indexer's scores follow attention's probabilities.
+    """The training loss of a DSA indexer: the sum over tokens of KL(p || softmax(scores)), for attention's
+    probabilities p.
 
-    p, the teacher, is the sum over heads of the probabilities that attention gives a token's keys, divided by what it comes to
-    over all of them. It counts as a constant: only `scores` has a gradient, softmax(scores) - p, and what it was made from.
+    Source: DeepSeek-V3.2-Exp, 2025. p, the teacher, is the sum over heads of attention's probabilities for a token's
+    keys, divided by its total. It is a constant: only `scores` has a gradient, softmax(scores) - p. Symbols: b batch,
+    sq query tokens, sk keys, hq query heads, hk KV heads, d head dimension.
 
-    scores          float32 [b, sq, sk], as index_scores gives them; -inf for keys that a token does not see. bfloat16 or float16
-                    works, too, but the gradient is rounded to it.
-    q, k            Attention's own, [b, hq, sq, d] and [b or 1, hk, sk, d], of these types.
-    indices         int32 or int64 [b, sq, n]: the keys that are selected for each token, -1 for none. p and the softmax are over
-                    these; a key that is listed twice counts twice. None: over all that the token sees, as while the indexer
-                    warms up.
-    scale, sinks    As attention has them, sinks [hq]; the scale is d**-0.5 if not given.
+    scores          float32 [b, sq, sk] from index_scores; -inf for keys that a token does not see. With bfloat16 or
+                    float16 scores the gradient is rounded to their type.
+    q, k            Attention's queries and keys, [b, hq, sq, d] and [b or 1, hk, sk, d], of float32, bfloat16 or
+                    float16.
+    indices         int32 or int64 [b, sq, n]: the selected keys of each token, -1 for none. p and the softmax cover
+                    these keys; a key that is listed twice counts twice. Default: all keys that the token sees, as in
+                    the indexer's warm-up.
+    scale           Attention's. Default d**-0.5.
+    sinks           Attention's, [hq]. Default: none.
 
-    A token without keys adds nothing; a NaN among what a token sees is NaN in the loss. The loss is a float32 scalar; divide it by
-    the number of tokens for their mean. Probabilities are float32, those of a few tokens at a time, under autocast, too. It is made
-    of PyTorch's functions and runs in eager mode. There are no second derivatives. Raises TypeError or ValueError, naming the
-    argument.
+    Returns a float32 scalar; divide it by the number of tokens for the mean. A token without keys contributes nothing;
+    a NaN among the scores that a token sees makes the loss NaN. Probabilities are float32, also under autocast, and
+    held for a few tokens at a time. The function consists of PyTorch operations and runs in eager mode. There are no
+    second derivatives. Raises TypeError or ValueError, which names the argument.
     """
     named = {"scores": scores, "q": q, "k": k, "indices": indices, "sinks": sinks}
     _refusals.check_tensors(named, "an array by torch.from_dlpack()", "the indexer has no GPU kernels yet")

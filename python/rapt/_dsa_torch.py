@@ -235,15 +235,15 @@ def index_scores(
     threads: int | None = None,
     isa: str | None = None,
 ) -> Tensor:
-    """rapt.dsa.index_scores of PyTorch's tensors on the CPU, with gradients, and under torch.compile an operator of its graph.
+    """rapt.dsa.index_scores for PyTorch tensors on the CPU, with gradients and as an operator under torch.compile.
 
-    Arguments and results are those of rapt.dsa.index_scores; `out`, `threads` and `isa` are for eager calls without gradients
-    only. Gradients go to q, k and w, of what requires grad only; keys in pages have none, nor has k_scale. A key that a query
-    does not see gives nothing, whatever its score's gradient.
+    Takes and returns what rapt.dsa.index_scores does. `out`, `threads` and `isa` are for eager calls without gradients.
+    Those of q, k and w that require grad get gradients; k_scale and keys in pages have none. A key that a query does
+    not see contributes nothing, whatever its score's gradient.
 
-    The backward is made of PyTorch's products of matrices in float32. It computes the heads' products again, of a few queries at
-    a time: it has memory for about 2**21 of them, or for those of one query, a few times over, and never all [b, sq, h, sk].
-    There are no second derivatives.
+    The backward uses PyTorch's matrix products in float32. It recomputes the products of the heads for a few queries at
+    a time, in memory for a few times 2**21 of them, or for those of one query, never for all [b, sq, h, sk]. There are
+    no second derivatives. Raises TypeError or ValueError, which names the argument.
     """
     tensors = (q, k, w, k_scale, seqlens, block_table, key_begin, key_end)
     named = dict(zip(_TENSORS, tensors))
@@ -284,10 +284,11 @@ def index_topk(
     threads: int | None = None,
     isa: str | None = None,
 ) -> Tensor:
-    """rapt.dsa.index_topk of PyTorch's tensors on the CPU, and under torch.compile an operator of its graph.
+    """rapt.dsa.index_topk for PyTorch tensors on the CPU, also as an operator under torch.compile.
 
-    Arguments and results are those of rapt.dsa.index_topk; `out`, `threads` and `isa` are for eager calls only. A selection has
-    no gradient: inputs that require grad are taken as if they did not.
+    Takes and returns what rapt.dsa.index_topk does. `out`, `threads` and `isa` are for eager calls. A selection has no
+    gradient: inputs that require grad are accepted, and no gradient is recorded. Raises TypeError or ValueError, which
+    names the argument.
     """
     tensors = (q, k, w, k_scale, seqlens, block_table, key_begin, key_end)
     _check("index_topk", dict(zip(_TENSORS, tensors)), out)
@@ -303,10 +304,11 @@ def index_topk(
 def select_topk(
     scores: Tensor, n: int, *, out: Tensor | None = None, threads: int | None = None, isa: str | None = None
 ) -> Tensor:
-    """rapt.dsa.select_topk of PyTorch's tensors on the CPU, and under torch.compile an operator of its graph.
+    """rapt.dsa.select_topk for PyTorch tensors on the CPU, also as an operator under torch.compile.
 
-    Arguments and results are those of rapt.dsa.select_topk; `out`, `threads` and `isa` are for eager calls only. A selection has
-    no gradient: scores that require grad are taken as if they did not. Values that are collected by the indices have one.
+    Takes and returns what rapt.dsa.select_topk does. `out`, `threads` and `isa` are for eager calls. A selection has no
+    gradient: scores that require grad are accepted, and no gradient is recorded. Gathering values with the indices has
+    gradients. Raises TypeError or ValueError, which names the argument.
     """
     _check("select_topk", {"scores": scores}, out)
     with torch.no_grad():

@@ -1,10 +1,10 @@
-"""flash-linear-attention's functions by rapt's delta rule, for models that call them.
+"""flash-linear-attention's functions with rapt's delta rule, for models that call them.
 
-Arguments, layouts, defaults and results are flash-linear-attention's: q and k [B, T, H, K], v [B, T, HV, V], g [B, T, HV, K] of
-KDA and [B, T, HV] of Gated DeltaNet, beta [B, T, HV], float32 states [N, HV, K, V]; with cu_seqlens B is 1. An initial state
-is read as it is if bfloat16. chunk_* and fused_recurrent_* are one kernel here. Arguments that say how a GPU divides the work
-(chunk_size, disable_recompute, ...) are ignored. What flash-linear-attention refuses for another reason than a limit of its GPU
-kernels is refused here, too.
+Arguments, layouts, defaults and results are flash-linear-attention's: q and k [B, T, H, K], v [B, T, HV, V], g [B, T,
+HV, K] for KDA and [B, T, HV] for Gated DeltaNet, beta [B, T, HV], float32 states [N, HV, K, V]. With cu_seqlens B is 1.
+A bfloat16 initial state is read as it is. chunk_* and fused_recurrent_* run the same kernel. Arguments that say how a
+GPU divides the work (chunk_size, disable_recompute, ...) are ignored. Calls that flash-linear-attention refuses for
+other reasons than limits of its GPU kernels are errors here, too.
 """
 
 from __future__ import annotations
@@ -139,8 +139,18 @@ def chunk_kda(
     dt_bias: Tensor | None = None,
     **keywords: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """fla.ops.kda.chunk_kda on the CPU: (out [B, T, HV, V] of q's type, state or None). Gradients as rapt.torch.delta_rule has
-    them. dt_bias is flat, [HV * K]. Raises TypeError or ValueError, naming the argument."""
+    """fla.ops.kda.chunk_kda on the CPU: Kimi Delta Attention.
+
+    q, k, v         [B, T, H, K], [B, T, H, K] and [B, T, HV, V] of float32, bfloat16 or float16.
+    g, beta         Log decay [B, T, HV, K]; [B, T, HV].
+    initial_state   float32 or bfloat16 [N, HV, K, V], N sequences. Default 0.
+    cu_seqlens      int32 or int64 [N + 1], with B = 1: ragged sequences.
+    dt_bias         Flat, [HV * K].
+
+    Other arguments are flash-linear-attention's. Returns (out, state): out [B, T, HV, V] of q's type, and the final
+    state, float32, or None. Gradients are those of rapt.torch.delta_rule. Raises TypeError or ValueError, which names
+    the argument.
+    """
     return _gated_delta(**locals(), of_channels=True)
 
 
@@ -164,7 +174,7 @@ def fused_recurrent_kda(
     cu_seqlens: Tensor | None = None,
     **keywords: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """fla.ops.kda.fused_recurrent_kda on the CPU; see chunk_kda."""
+    """fla.ops.kda.fused_recurrent_kda on the CPU. See chunk_kda."""
     return _gated_delta(**locals(), of_channels=True)
 
 
@@ -188,7 +198,10 @@ def chunk_gated_delta_rule(
     dt_bias: Tensor | None = None,
     **keywords: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """fla.ops.gated_delta_rule.chunk_gated_delta_rule on the CPU: g is [B, T, HV], dt_bias [HV]; see chunk_kda."""
+    """fla.ops.gated_delta_rule.chunk_gated_delta_rule on the CPU: Gated DeltaNet. See chunk_kda.
+
+    g is [B, T, HV] and dt_bias [HV].
+    """
     return _gated_delta(**locals())
 
 
@@ -214,8 +227,10 @@ def fused_recurrent_gated_delta_rule(
     dt_bias: Tensor | None = None,
     **keywords: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """fla.ops.gated_delta_rule.fused_recurrent_gated_delta_rule on the CPU; see chunk_kda. gk is a decay for each channel of
-    K; decays for channels of V (gv) are refused."""
+    """fla.ops.gated_delta_rule.fused_recurrent_gated_delta_rule on the CPU. See chunk_kda.
+
+    g is [B, T, HV]; gk is a decay for each channel of K. Decays for channels of V (gv) are an error.
+    """
     if gv is not None:
         raise ValueError("gv: got a tensor; wanted None: rapt has no decay for each channel of V")
     if gk is not None and use_gate_in_kernel:

@@ -1,4 +1,4 @@
-"""flash_attn_with_kvcache: rotary embedding, new keys and values written to a cache, and attention over it."""
+"""flash_attn_with_kvcache: rotary embedding, appending new keys and values to a cache, and attention to it."""
 
 from __future__ import annotations
 
@@ -59,42 +59,41 @@ def flash_attn_with_kvcache(
     s_aux: Tensor | None = None,
     **flash_attn_3: Any,
 ) -> Any:
-    """Attention of new queries to a cache, after k and v have been written to it.
+    """Attention of new queries to a KV cache, after k and v have been appended to it.
 
     q               [b, sq, hq, d] of bfloat16, float16 or float32; with cu_seqlens_q [total_q, hq, d].
     k_cache, v_cache
                     [caches, room, hk, d], written in place; with block_table pages, [pages, page_size, hk, d].
-    k, v            [b, n, hk, d], written behind the keys that each sequence has; with cu_seqlens_k_new
-                    [total_new, hk, d].
+    k, v            [b, n, hk, d], written after each sequence's keys; with cu_seqlens_k_new [total_new, hk, d].
     rotary_cos, rotary_sin
-                    [positions, r / 2], r <= d: the first r columns of k are rotated, at positions cache_seqlens and
-                    on, before they are written. So are those of q: row by row if causal or with a window, else all at
-                    position cache_seqlens.
-    cache_seqlens   int, or int32 or int64 [b]: keys of each sequence before the call, padding included. All of the
-                    room if not given, which k needs.
+                    [positions, r / 2], r <= d: the first r columns of k are rotated, at positions cache_seqlens and on,
+                    before they are written. The first r columns of q are rotated, too: row by row if causal or with a
+                    window, otherwise all at position cache_seqlens.
+    cache_seqlens   int, or int32 or int64 [b]: number of keys of each sequence before the call, padding included.
+                    Default: the whole room. Required with k.
     cache_batch_idx
-                    int32 or int64 [b]: which cache is whose; the first b in their order if not given. With k, each
-                    once.
-    cache_leftpad   int32 or int64 [b]: how many keys at the beginning are padding, which no row sees.
-    block_table     int32 or int64 [b, n]: key j of sequence i is row j % page_size of page
-                    block_table[i, j // page_size].
+                    int32 or int64 [b]: the cache of each sequence. Default: the first b caches in order. With k, each
+                    cache at most once.
+    cache_leftpad   int32 or int64 [b]: how many keys at the beginning are padding, which no row attends to.
+    block_table     int32 or int64 [b, n]: key j of sequence i is row j % page_size of page block_table[i, j //
+                    page_size].
     softmax_scale, causal, window_size, softcap, alibi_slopes
-                    As of flash_attn_func; sk is the keys of a sequence with the new ones.
+                    As for flash_attn_func; sk is the number of a sequence's keys, new ones included.
     rotary_interleaved
-                    Columns 0 and 1, 2 and 3, ... are rotated together; if not, 0 and r / 2, 1 and r / 2 + 1, ...
-    num_splits      Without effect on the CPU.
+                    True: columns 0 and 1, 2 and 3, ... are rotated together. False: 0 and r / 2, 1 and r / 2 + 1, ...
+    num_splits      Ignored on the CPU.
     return_softmax_lse
-                    Returns (out, softmax_lse).
-    page_table      block_table, by flash-attn 3's name.
+                    True: returns (out, softmax_lse).
+    page_table      flash-attn 3's name of block_table.
     cu_seqlens_q, cu_seqlens_k_new
-                    int32 or int64 [b + 1]: rows of each sequence, if they have not the same number (flash-attn 3).
-    rotary_seqlens  [b]: positions to rotate at in place of cache_seqlens (flash-attn 3).
+                    int32 or int64 [b + 1]: rows of each sequence, if their numbers differ (flash-attn 3).
+    rotary_seqlens  [b]: the first position to rotate at, in place of cache_seqlens (flash-attn 3).
     s_aux, flash_attn_3
-                    As of flash_attn_func.
+                    As for flash_attn_func.
 
     Returns out [b, sq, hq, dv] ([total_q, hq, dv]) of q's type, and softmax_lse float32 [b, hq, sq] ([hq, total_q]).
-    There are no gradients. Raises TypeError, ValueError or NotImplementedError, naming the argument, before anything
-    is written; but values of cu_seqlens_q and of tables that only the attention needs are looked at after that.
+    There are no gradients. Raises TypeError, ValueError or NotImplementedError, which names the argument, before
+    anything is written, except for wrong values in cu_seqlens_q and in tables that only the attention needs.
     """
     check_extras(flash_attn_3)
     integer("num_splits", num_splits)

@@ -1,4 +1,4 @@
-"""rapt.flash_attn under the name `flash_attn`, for code that imports that, and flash_attn.bert_padding."""
+"""rapt.flash_attn under the name `flash_attn`, for code that imports flash_attn, with flash_attn.bert_padding."""
 
 from __future__ import annotations
 
@@ -24,17 +24,18 @@ def index_first_axis(input: Tensor, indices: Tensor) -> Tensor:
 
 
 def index_put_first_axis(values: Tensor, indices: Tensor, first_axis_dim: int) -> Tensor:
-    """[first_axis_dim, ...], 0 but for rows `indices`, which are `values`."""
+    """A tensor [first_axis_dim, ...] of zeros, with `values` in rows `indices`."""
     return values.new_zeros((first_axis_dim, *values.shape[1:])).index_copy(0, indices, values)
 
 
 def unpad_input(
     hidden_states: Tensor, attention_mask: Tensor, unused_mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor, int, Tensor]:
-    """The rows of hidden_states [b, s, ...] that attention_mask [b, s] (bool or int) has, or unused_mask, end to end.
+    """Removes padding: the rows of hidden_states [b, s, ...] where attention_mask or unused_mask [b, s] (bool or int)
+    is true, end to end.
 
-    Returns rows [total, ...], their places in [b * s], cu_seqlens int32 [b + 1], the longest sequence, and int32 [b]:
-    how many rows attention_mask has of each.
+    Returns rows [total, ...], their positions in [b * s], cu_seqlens int32 [b + 1], the longest length, and int32 [b]:
+    the number of true elements of attention_mask in each sequence.
     """
     mask = attention_mask if unused_mask is None else attention_mask + unused_mask
     lengths = mask.sum(-1, dtype=torch.int32)
@@ -46,7 +47,7 @@ def unpad_input(
 
 
 def pad_input(hidden_states: Tensor, indices: Tensor, batch: int, seqlen: int) -> Tensor:
-    """What unpad_input took apart: [batch, seqlen, ...], 0 where no row is."""
+    """Undoes unpad_input: [batch, seqlen, ...], with zeros for padding."""
     rows = index_put_first_axis(hidden_states, indices, batch * seqlen)
     return rows.view(batch, seqlen, *rows.shape[1:])
 
@@ -97,12 +98,12 @@ def _installed() -> bool:
 
 
 def install() -> None:
-    """Makes `import flash_attn` give rapt's functions in this process, until uninstall().
+    """Makes `import flash_attn` return rapt's functions in this process, until uninstall().
 
-    There are flash_attn, flash_attn.flash_attn_interface and flash_attn.bert_padding (pad_input, unpad_input,
-    index_first_axis, index_put_first_axis), flash_attn.__version__, and metadata of a distribution flash-attn of this
-    version. Call it before libraries that look for flash_attn are imported: some look once. Raises ImportError where
-    another flash_attn is installed or imported.
+    This adds the modules flash_attn, flash_attn.flash_attn_interface and flash_attn.bert_padding (pad_input,
+    unpad_input, index_first_axis, index_put_first_axis), flash_attn.__version__, and metadata of a distribution
+    flash-attn with this version. Call it before you import libraries that look for flash_attn: some look only once.
+    Raises ImportError if another flash_attn is installed or imported.
     """
     if _installed():
         return

@@ -1,8 +1,9 @@
-"""FlashMLA's functions on the CPU: its arguments, layouts and conventions, by rapt's kernels.
+"""FlashMLA's functions on the CPU, with its arguments, layouts and conventions.
 
-They differ from rapt's own in this: lse is +inf, not -inf, where a query has no key; a sink changes out, but not lse; entries of a
-list past the end of the keys stand for no key, as -1 does; and softmax_scale is d**-0.5 of q's 576 columns if not given, which no
-model means. Head counts, page sizes, and numbers of columns may be any, and types float32 and float16 as well.
+They differ from rapt's functions: lse is +inf, not -inf, for a query without keys. A sink changes out, but not lse.
+List entries past the end of the keys stand for no key, like -1. softmax_scale defaults to d**-0.5 of q's 576 columns,
+which no model uses. Unlike FlashMLA, all head counts, page sizes and numbers of columns are supported, and float32 and
+float16.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ _SHARPNESS = 2.0**24
 
 
 class FlashMLASchedMeta:
-    """What get_mla_metadata returns. Work is divided anew in each call here, so that there is nothing in it."""
+    """The result of get_mla_metadata. It is empty: rapt divides the work in each call."""
 
 
 def get_mla_metadata(*args: Any, **kwargs: Any) -> tuple[FlashMLASchedMeta, None]:
-    """Takes anything, as FlashMLA's does, and returns what flash_mla_with_kvcache takes."""
+    """Returns a FlashMLASchedMeta for flash_mla_with_kvcache, and None. Ignores its arguments, which are FlashMLA's."""
     return FlashMLASchedMeta(), None
 
 
@@ -47,25 +48,30 @@ def flash_mla_with_kvcache(
     topk_length: Tensor | None = None,
     extra_topk_length: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Attention of a few queries of each sequence to a cache of latents, all keys of it or those in `indices`.
+    """Attention of a few queries per sequence to a cache of latents: to all keys, or to those in `indices`.
 
     q               [b, sq, hq, d] of bfloat16, float16 or float32.
-    k_cache         [pages, page_size, hk, d] of one of these types; with indices hk is 1. Values are its first head_dim_v columns.
-                    With is_fp8_kvcache uint8 or float8_e4m3fn [pages, page_size, hk, 656], read as it is.
-    block_table     int32 [b, pages of a sequence]. With indices, which say where keys lie, it is not looked at, as in FlashMLA.
-    cache_seqlens   int32 [b]: likewise.
+    k_cache         [pages, page_size, hk, d] of one of these types; with indices hk is 1. Values are its first
+                    head_dim_v columns. With is_fp8_kvcache uint8 or float8_e4m3fn [pages, page_size, hk, 656], read in
+                    place.
+    block_table     int32 [b, n]: the pages of each sequence. Ignored with indices, as in FlashMLA.
+    cache_seqlens   int32 [b]: number of keys of each sequence. Ignored with indices.
+    head_dim_v      Number of columns of values.
     tile_scheduler_metadata, num_splits
-                    What get_mla_metadata gave, or anything: not used.
-    softmax_scale   d**-0.5 if not given. DeepSeek's models mean (128 + 64)**-0.5, times a factor with YaRN.
-    causal          The last query of a sequence is at its last key.
-    is_fp8_kvcache  A token has 656 bytes: 512 latent columns of float8_e4m3fn; their scales, float32, one for 128 columns; 64 rotary
-                    columns of bfloat16. head_dim_v is 512. rapt.mla.append_fp8_rows writes such caches.
-    indices         int32 [b, sq, topk]: page * page_size + offset of the keys of each query; -1, or a row past the cache, for none.
-    attn_sink       float32 [hq], with indices: out is multiplied by exp(lse) / (exp(lse) + exp(attn_sink)).
-    topk_length     int32 [b], with indices: how many entries of each list count.
-    extra_...       None: a second cache is refused.
+                    Ignored.
+    softmax_scale   Default d**-0.5. DeepSeek's models use (128 + 64)**-0.5, with YaRN times a factor.
+    causal          True: a sequence's last query is at its last key.
+    is_fp8_kvcache  True: a token has 656 bytes: 512 latent columns of float8_e4m3fn; their scales, float32, one per 128
+                    columns; 64 rotary columns of bfloat16. head_dim_v is 512. rapt.mla.append_fp8_rows writes such
+                    caches.
+    indices         int32 [b, sq, topk]: the keys of each query, page * page_size + offset; -1, or a row past the cache,
+                    for none.
+    attn_sink       float32 [hq], requires indices: out is multiplied by exp(lse) / (exp(lse) + exp(attn_sink)).
+    topk_length     int32 [b], requires indices: how many entries of each list count.
+    extra_...       None: a second cache is not supported.
 
-    Returns out [b, sq, hq, head_dim_v] of q's type, and lse float32 [b, hq, sq], natural: +inf where there is no key.
+    Returns out [b, sq, hq, head_dim_v] of q's type, and lse float32 [b, hq, sq], the natural log: +inf for a query
+    without keys. Raises TypeError or ValueError, which names the argument.
     """
     tensors = {"q": q, "k_cache": k_cache, "block_table": block_table, "cache_seqlens": cache_seqlens, "indices": indices}
     _check(tensors | {"attn_sink": attn_sink, "topk_length": topk_length})
@@ -140,21 +146,25 @@ def flash_mla_sparse_fwd(
     topk_length: Tensor | None = None,
     indexer_topk: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Attention of each query of one text to its own list of keys.
+    """Attention of each query of one sequence to its own list of keys.
 
     q               [sq, hq, d] of bfloat16, float16 or float32.
     kv              [sk, 1, d] of one of these types. Values are its first d_v columns.
-    indices         int32 [sq, 1, topk]: the keys of each query, of all its heads; below 0 or past the end, none. A key that is listed
-                    twice counts twice.
-    sm_scale        What scores are multiplied by.
-    attn_sink       float32 [hq]: out is multiplied by exp(lse) / (exp(lse) + exp(attn_sink)); lse and max_logits are as without it.
+    indices         int32 [sq, 1, topk]: the keys of each query, for all its heads. A negative entry, or one past the
+                    end, stands for no key. A key that is listed twice counts twice.
+    sm_scale        The factor of the scores.
+    d_v             Number of columns of values.
+    attn_sink       float32 [hq]: out is multiplied by exp(lse) / (exp(lse) + exp(attn_sink)). lse and max_logits ignore
+                    it.
     topk_length     int32 [sq]: how many entries of each list count.
-    indexer_topk    0: the lse of a list's beginning is not supported.
+    indexer_topk    0: the lse of the first entries of a list is not supported.
 
-    Returns out [sq, hq, d_v] of q's type; max_logits float32 [sq, hq], the largest score, -inf where there is no key; and lse float32
-    [sq, hq], natural, +inf there. rapt's kernels keep no such maximum. It is lse of 2**24 times the scores, divided by that, which is
-    off by 2**-24 log(topk) and its rounding; of scores past 2e31 it is lse itself, which is as near. Where you need none, rapt.attention or rapt.mla.attention with `indices` take about half
-    the time.
+    Returns out [sq, hq, d_v] of q's type; max_logits float32 [sq, hq], the largest score, -inf for a query without
+    keys; and lse float32 [sq, hq], the natural log, +inf for a query without keys. rapt's kernels do not return a
+    maximum, so max_logits is the lse of 2**24 times the scores, divided by 2**24, with an error of 2**-24 log(topk) and
+    its rounding; for scores past 2e31 it is lse itself, which is as close. If you need neither, rapt.attention or
+    rapt.mla.attention with `indices` take about half the time. Raises TypeError or ValueError, which names the
+    argument.
     """
     _check({"q": q, "kv": kv, "indices": indices, "attn_sink": attn_sink, "topk_length": topk_length})
     _check_given(q=q, kv=kv, indices=indices)

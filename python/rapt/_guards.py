@@ -1,4 +1,4 @@
-"""Guards: checks of what calls read and compute, for those who ask for them."""
+"""Guards: optional checks of what calls read and compute."""
 
 from __future__ import annotations
 
@@ -14,41 +14,45 @@ from rapt._scalars import integer, real, truth
 __all__ = ["GuardReport", "GuardWarning", "NotWatchedWarning", "guards"]
 
 Place = tuple[str, tuple[int, ...]]
-"""An element: its argument or result, or "scores", and its index there."""
+"""An element: the name of its argument or result, or "scores", and its index."""
 
 
 @dataclass(frozen=True)
 class GuardReport:
-    """What a guard has to say of a call."""
+    """A guard's report of a call."""
 
     guard: str
     """ "nan", "shadow" or "determinism"."""
     finding: bool
-    """False: the guard does not look at calls like this one, which is said once of each operation and reason in each
-    block; of the environment's guards once in a process."""
+    """False: the guard does not check calls like this one. Reported once per operation and reason in each block, and for
+    the environment's guards once per process."""
     text: str
-    """All of it on one line."""
+    """The whole report on one line."""
     problem: str
+    """The problem of the call, as text."""
     entry: str
+    """The name of the entry that computed the call."""
     place: Place | None
-    """Of `value`."""
+    """The element with `value`; None if not `finding`."""
     seen: Place | None
-    """nan: the first result that is not finite, if that is not `place` itself."""
+    """nan: the first result that is not finite, if it is not `place` itself."""
     value: float
-    """What is there."""
+    """The element's value."""
     wanted: float
-    """shadow: what the reference has; determinism: what the second run gave; nan: 0."""
+    """shadow: the reference's value; determinism: the second run's value; nan: 0."""
     bound: float
-    """shadow: how far `value` may be from `wanted`; else 0."""
+    """shadow: the largest allowed difference of `value` and `wanted`; otherwise 0."""
 
 
 class GuardWarning(UserWarning):
-    """A finding that no handler gets. Its only argument is the GuardReport's text."""
+    """A finding, if there is no handler. Its only argument is the GuardReport's text."""
 
 
 class NotWatchedWarning(UserWarning):
-    """A guard does not look at calls like this one, and no handler gets to know. It is no GuardWarning, so that a filter that
-    makes those exceptions lets every right call pass. Its only argument is the GuardReport's text."""
+    """A guard does not check calls like this one, if there is no handler. Its only argument is the GuardReport's text.
+
+    It is no GuardWarning: a filter that makes findings exceptions does not stop correct calls.
+    """
 
 
 Handler = Callable[[GuardReport], object]
@@ -88,21 +92,26 @@ def deliver(guard: str, finding: bool, text: str, problem: str, entry: str, plac
 @contextmanager
 def guards(*, nan: bool = False, shadow: int = 0, tolerance: float = 1.0, determinism: bool = False,
            handler: Handler | None = None) -> Iterator[None]:
-    """Has these guards watch every call of the process on the CPU, of all threads, until the block ends:
+    """A context manager: guards check every call on the CPU, in all threads of the process, until the block ends.
 
         with rapt.guards(nan=True, shadow=16):
             loss = model(batch)
 
-    nan: a result that is not finite, and what of the inputs made it so. shadow: so many rows of every attention are
-    computed again in float64 and compared with what the contract allows, times `tolerance`. determinism: every call runs
-    twice, on other numbers of threads, and all bits have to be the same. docs/guide/guards.md of the source has what each
-    costs. Without arguments none watches, whatever the environment's RAPT_GUARDS says. Of blocks that overlap, nested or on several
-    threads, the one that began last holds for all, until it ends.
+    nan             True: report results that are not finite, and the input that caused them.
+    shadow          This many rows of every attention call are recomputed in float64 and compared with the contract's
+                    bounds.
+    tolerance       A factor of these bounds, above 0, default 1.
+    determinism     True: every call runs twice, on different numbers of threads, and all bits must be equal.
+    handler         A function that receives a GuardReport after a call. If it raises, the call raises the same
+                    exception, with its results written. Default: findings are GuardWarnings, which
+                    `warnings.simplefilter("error", rapt.GuardWarning)` makes exceptions, and calls that are not checked
+                    are NotWatchedWarnings.
 
-    `handler` gets a GuardReport when a call is done; what it raises, the call raises, with its results written. By default
-    findings are GuardWarnings, which `warnings.simplefilter("error", rapt.GuardWarning)` makes exceptions, and calls that are
-    not watched are NotWatchedWarnings. Raises, as the block begins, TypeError that names an argument of another type, and
-    ValueError for a negative `shadow` and for a `tolerance` that is not above 0, or without `shadow`."""
+    Without arguments no guard checks calls, whatever the environment's RAPT_GUARDS. If several blocks are open, nested
+    or in several threads, the one that began last applies to all threads. docs/guide/guards.md in the source states the
+    cost of each guard. Raises, as the block begins, TypeError for an argument of a wrong type, and ValueError for a
+    negative shadow, and for a tolerance that is not above 0 or has no shadow; each names the argument.
+    """
     factor = real("tolerance", tolerance)
     if factor is None:
         raise TypeError("tolerance: got None; wanted a number")

@@ -1,4 +1,4 @@
-"""What this build of rapt is and what the machine offers it."""
+"""This build of rapt and the machine it runs on."""
 
 from __future__ import annotations
 
@@ -12,48 +12,50 @@ __all__ = ["info"]
 
 
 class Entry(TypedDict):
-    """One kernel of this build, for one instruction set."""
+    """One kernel of this build, for one instruction set or kind of GPU."""
 
     name: str
-    """A label, the same in logs, benchmarks and `rapt info`; the fields below say what the kernel is."""
+    """A label, the same in logs, benchmarks and `rapt info`; the fields below describe the kernel."""
     backend: str
+    """ "cpu" or "cuda"."""
     operation: str
     """ "attention", "delta_rule", ..."""
     phase: str
-    """Which calls it is for: "prefill" (many query rows), "decode" (a few rows over many keys), "naive" (three steps with
-    the matrix of scores in memory; of other operations the formulas as they are written), "all"."""
+    """The calls that it is for: "prefill" (many query rows), "decode" (few rows over many keys), "naive" (three steps with
+    the matrix of scores in memory; for other operations the formulas as written), or "all"."""
     arithmetic: str
-    """What it multiplies in: "f32", "bf16"; "f16x3" is fp16 by three products of bf16 components."""
+    """The type of its products: "f32", "bf16"; "f16x3" is fp16 by three products of bf16 components."""
     isa: str
-    """ "avx2", "amx"; of GPUs "cuda" where any will do, else "sm90a"."""
+    """ "avx2", "amx"; GPUs: "cuda" for any GPU, otherwise "sm90a"."""
     dtypes: list[str]
-    """Types that it takes: of q, k and v, of a cache, or of the first tensors of an operation without them."""
+    """Types that it takes for q, k and v, for a cache, or for the first tensors of operations without them."""
     min_head_size: int
+    """The smallest head dimension, of d and dv."""
     max_head_size: int
-    """Of d and dv."""
+    """The largest head dimension, of d and dv."""
     max_value_head_size: int
-    """Of dv alone."""
+    """The largest dv."""
     unusable: str
     """Empty, or why this machine cannot run it."""
     opt_in: str
-    """Empty, or why it runs only where the environment's RAPT_KERNEL or RAPT_ISA forces it."""
+    """Empty, or why it runs only if the environment's RAPT_KERNEL or RAPT_ISA forces it."""
 
 
 class Info(TypedDict):
+    """The result of info()."""
     version: str
     cpu: str
     threads: int
-    """The most threads a call on arrays other than PyTorch's uses; with those, torch.get_num_threads()."""
+    """The largest number of threads of a call without PyTorch tensors; with them, torch.get_num_threads()."""
     pools: dict[str, str]
-    """Whose threads a call on the CPU runs on: with "torch", if that is imported, one that has a tensor of PyTorch's, and
-    with "numpy" any other. "tbb", or the OpenMP runtime that PyTorch computes on, "openmp (libgomp.so.1)"; "serial" in a
-    forked child."""
+    """The threads of a call on the CPU. "torch", if PyTorch is imported: for calls with a PyTorch tensor; "numpy": for all
+    others. Values are "tbb", PyTorch's OpenMP runtime, such as "openmp (libgomp.so.1)", or "serial" in a forked child."""
     guards: str
-    """Those that watch calls now (rapt.guards, or the environment's RAPT_GUARDS): "nan,shadow=16"; "" for none."""
+    """The guards that check calls now (rapt.guards, or the environment's RAPT_GUARDS): "nan,shadow=16"; "" for none."""
     isas: list[str]
-    """Instruction sets that are built in and usable here, best first."""
+    """Instruction sets that are built in and usable on this machine, best first."""
     entries: list[Entry]
-    """Every kernel, in the order in which they are considered."""
+    """Every kernel, in dispatch order."""
 
 
 def _cpu_name() -> str:
@@ -68,8 +70,11 @@ def _cpu_name() -> str:
 
 
 def info() -> Info:
-    """Version, CPU, threads and whose they are, instruction sets and kernels. Raises ValueError for a wrong RAPT_GUARDS, as every
-    call does, outside of blocks of rapt.guards."""
+    """This build of rapt and this machine: version, CPU, threads, instruction sets, guards and kernels.
+
+    Returns an Info, a dict. Raises ValueError for a wrong RAPT_GUARDS outside of rapt.guards blocks, as every call
+    does.
+    """
     return {
         "version": _core.version(),
         "cpu": _cpu_name(),

@@ -26,22 +26,24 @@ _PARTS = ("keys", "values")
 
 
 class Cache(DynamicCache):
-    """A cache for `past_key_values` that appends to its memory, where DynamicCache copies all it has for every token.
+    """A cache for `past_key_values` that appends in place. DynamicCache copies all keys and values for every token.
 
-    config      The model's config: layers with sliding windows then keep their window only, and the states of linear
-                attention are kept too. None: every layer keeps all keys and values.
-    max_length  The most tokens that the cache will have, if that is known. Memory grows to twice what is needed, and not
-                past max_length unless there are more tokens. On CPUs, room that is not written yet is address space only.
-    kv_dtype    "i8", "i4x2" or one of 8-bit floats, as of rapt.attention: keys and values are quantised as they are written,
-                and rapt's attention reads the codes. Rows have a float32 scale each, with "i4x2" one for every 32 columns
-                where 32 divides d. Any other attention implementation, gradients and compiled code raise ValueError.
+    config          The model's config. Layers with sliding windows then keep their window only, and the cache also
+                    keeps the states of linear attention. None: every layer keeps all keys and values.
+    max_length      The largest number of tokens, if known. Memory doubles when it is full, up to max_length, and beyond
+                    it only if there are more tokens. On CPUs, room that is not written yet is address space only.
+    kv_dtype        "i8", "i4x2", "f8e4m3" or "f8e5m2": keys and values are quantised as they are written, and rapt's
+                    attention reads the codes. Each row has a float32 scale; with "i4x2" every 32 columns have one if 32
+                    divides d. Other attention implementations, gradients and compiled code raise ValueError.
 
-    generate() makes such a cache by itself for models with rapt's attention, without kv_dtype. DynamicCache's methods work: crop(),
-    reorder_cache(), batch_repeat_interleave(), batch_select_indices(), reset(). Copies (copy.deepcopy) and files
-    (torch.save) have the tokens and no room. What update() returns, and the layers' keys and values, are views that hold
-    until the next call: clone what you keep. Where gradients are recorded, and in compiled code, layers concatenate as
-    DynamicCache's do. Raises TypeError for a config that is none, ValueError for a max_length that is no number of tokens and for
-    a kv_dtype that is none of these, or that a layer of the config cannot have.
+    generate() makes such a cache itself for models with rapt's attention, without kv_dtype. DynamicCache's methods
+    work: crop(), reorder_cache(), batch_repeat_interleave(), batch_select_indices(), reset(). Copies (copy.deepcopy)
+    and files (torch.save) contain the tokens without spare room. The results of update(), and the layers' keys and
+    values, are views that are valid until the next call: clone what you keep. If gradients are recorded, and in
+    compiled code, layers concatenate as DynamicCache's do.
+
+    Raises TypeError for a config that is no config, and ValueError for a max_length that is no number of tokens and for
+    a kv_dtype that is unknown or unsupported by a layer.
     """
 
     def __init__(
@@ -57,12 +59,13 @@ class Cache(DynamicCache):
         write_in_place(self, config, max_length, kv_dtype)
 
     def fork(self, n: int = 1) -> Cache:
-        """A cache of n sequences for each of this one's, which begin with its tokens and share the memory of their keys and values.
+        """A cache of n sequences for each of this cache's, which begin with its tokens and share the memory of their
+        keys and values.
 
-        A copy but for that memory, which forks read and do not write: this cache moves to memory of its own when it appends or crops
-        next. Layers with sliding windows or indexers, and states of linear attention, are copied. Forks need rapt's attention, eager calls
-        without gradients, and no dropout. Where attention refuses a fork, some layers have the new tokens already: fork again.
-        Raises ValueError for n below 1.
+        Forks read the shared memory and do not write it: this cache moves to its own memory when it appends or crops
+        next. Layers with sliding windows or indexers, and states of linear attention, are copied. Forks need rapt's
+        attention, eager calls without gradients, and no dropout. If attention refuses a fork, some layers already have
+        the new tokens: fork again. Raises ValueError for n below 1.
         """
         if isinstance(n, bool) or not isinstance(n, int) or n < 1:
             raise ValueError(f"n: got {n!r}; wanted a number of sequences, 1 or more")
@@ -72,7 +75,7 @@ class Cache(DynamicCache):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all layers' keys and values, and of their scales. Room that has no token yet is not counted."""
+        """Bytes of all layers' keys, values and scales, without room for later tokens."""
         held = (getattr(layer, name, None) for layer in self.layers for name in _PARTS)
         return sum(rows.nbytes for rows in held if rows is not None)
 

@@ -72,7 +72,7 @@ def why_not(cls: Any, tells: bool) -> str:
 
 
 def main() -> None:
-    """transformers' command line, with rapt registered: `transformers serve` takes a fixed list of names."""
+    """The command line of transformers with rapt registered. `transformers serve` itself takes a fixed list of names."""
     from transformers.cli.transformers import main as command
     from transformers.cli.serving.model_manager import ModelManager
 

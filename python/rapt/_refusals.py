@@ -24,7 +24,7 @@ _NUMBERS: Any = (float, int, np.floating, np.integer)
 
 
 class FallbackWarning(UserWarning):
-    """A call went to PyTorch's own scaled_dot_product_attention."""
+    """A call went to PyTorch's own function. The message states the reason."""
 
     __module__ = "rapt.torch"
 

@@ -108,13 +108,14 @@ def sparse_attention(
     sinks: Tensor | None = None,
     return_lse: bool = False,
 ) -> Any:
-    """rapt.attention(q, k, v, indices=indices, ...) of PyTorch's tensors on the CPU, with gradients, and under torch.compile an
-    operator of its graph.
+    """rapt.attention(q, k, v, indices=indices, ...) for PyTorch tensors on the CPU, with gradients and as an operator
+    under torch.compile.
 
-    Arguments and results are those of rapt.attention, of float32, bfloat16 or float16: query token t of sequence n attends to rows
-    indices[n, t] of k[n] and v[n], or of a pool that all sequences share, in all its heads. Gradients go to q, k, v and sinks,
-    through lse too; a row of k or v has the sum over all tokens that list it, and 0 if none does. v may be a view of k, as in
-    latent attention: PyTorch then adds the gradients of both. A selection has no gradient, and there are no second derivatives.
+    Takes and returns what rapt.attention does, for float32, bfloat16 or float16: query token t of sequence n attends,
+    in all heads, to rows indices[n, t] of k[n] and v[n], or of a pool that all sequences share. Gradients go to q, k, v
+    and sinks, also through lse. A row of k or v gets the sum over all tokens that list it, or 0. v may be a view of k,
+    as in latent attention: PyTorch then adds both gradients. The selection has no gradient, and there are no second
+    derivatives. Raises TypeError or ValueError, which names the argument.
     """
     tensors = (q, k, v, sinks, indices, counts)
     _refusals.check_tensors(dict(zip(_TENSORS, tensors)), "rapt.attention", "gathered keys have no GPU kernels yet")

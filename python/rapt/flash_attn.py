@@ -1,16 +1,15 @@
-"""flash-attn 2's functions by rapt's kernels, on the CPU: code that calls flash_attn runs where there is no GPU.
+"""flash-attn 2's functions with rapt's kernels, on the CPU: code that calls flash_attn runs without a GPU.
 
     from rapt.flash_attn import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
     rapt.flash_attn.install()           # `import flash_attn` gives them too, in this process
 
-Names, order and defaults of arguments, layouts ([b, s, h, d], ragged [total, h, d]) and results are flash-attn's.
-flash-attn 3's keywords are taken where rapt can do what they ask, and refused by their names where it cannot.
+Names, order and defaults of arguments, layouts ([b, s, h, d], ragged [total, h, d]) and results are flash-attn's. rapt
+takes flash-attn 3's keywords where it supports them. Others raise an error that names them.
 
-rapt takes more than flash-attn: float32; heads of up to 8192 columns, values of other sizes than keys; pages of any size;
-lengths of int64; gradients through softmax_lse, of alibi_slopes and of s_aux. Dropout's mask is rapt's, of a seed from
-PyTorch's default generator. Results and gradients are always deterministic.
-
-On a GPU, if rapt was built with CUDA, there are no gradients and no dropout.
+rapt also supports float32; head dimensions up to 8192, and values of another head dimension than keys; pages of any
+size; int64 lengths; gradients through softmax_lse, and of alibi_slopes and s_aux. The dropout mask is rapt's, with a
+seed from PyTorch's default generator. Results and gradients are always deterministic. On a GPU, if rapt was built with
+CUDA, there are no gradients and no dropout.
 """
 
 from __future__ import annotations
@@ -72,27 +71,27 @@ def flash_attn_func(
     s_aux: Tensor | None = None,
     **flash_attn_3: Any,
 ) -> Any:
-    """softmax(softmax_scale q k^T, masked) v of a batch of sequences of one length.
+    """Attention of a batch of sequences with equal lengths: softmax(softmax_scale q k^T, masked) v.
 
-    q, k, v         [b, sq, hq, d], [b, sk, hk, d], [b, sk, hk, dv] of bfloat16, float16 or float32; hk divides hq.
-    dropout_p       The share of probabilities that is dropped; 0 in inference.
-    softmax_scale   d**-0.5 if not given.
-    causal          Row i sees keys up to i + sk - sq: the last row sees all.
-    window_size     (left, right): row i sees keys i + sk - sq - left to i + sk - sq + right. -1 or None leaves a side
-                    open.
+    q, k, v         [b, sq, hq, d], [b, sk, hk, d] and [b, sk, hk, dv] of bfloat16, float16 or float32; hk divides hq.
+    dropout_p       The share of probabilities that are dropped; 0 in inference.
+    softmax_scale   Default d**-0.5.
+    causal          True: row i attends to keys up to i + sk - sq, so the last row attends to all keys.
+    window_size     (left, right): row i attends to keys i + sk - sq - left to i + sk - sq + right. -1 or None leaves a
+                    side open.
     softcap         c: scores become c * tanh(score / c), before biases and masks. 0: none.
-    alibi_slopes    [hq] or [b, hq]: -slope * |i + sk - sq - j| is added to the score of row i and key j.
-    deterministic   Gradients are always deterministic: without effect.
+    alibi_slopes    [hq] or [b, hq]: the score of row i and key j loses slope * |i + sk - sq - j|.
+    deterministic   Ignored: gradients are always deterministic.
     return_attn_probs
-                    Returns (out, softmax_lse, S_dmask).
-    s_aux           [hq]: attention sinks, an extra logit in each head's denominator (flash-attn 3).
-    flash_attn_3    num_splits, pack_gqa, sm_margin, scheduler_metadata and fa_version are without effect on the CPU.
-                    qv, q_descale, k_descale, v_descale and attention_chunk are refused, unless they are None or 0.
+                    True: returns (out, softmax_lse, S_dmask).
+    s_aux           [hq]: attention sinks, one extra logit in each head's denominator (flash-attn 3).
+    flash_attn_3    num_splits, pack_gqa, sm_margin, scheduler_metadata and fa_version are ignored on the CPU. qv,
+                    q_descale, k_descale, v_descale and attention_chunk are errors, unless they are None or 0.
 
-    Returns out [b, sq, hq, dv] of q's type; 0 in rows that see no key. softmax_lse is float32 [b, hq, sq], log of the
-    sum of exp of a row's scores, +inf where it sees no key. S_dmask is empty without dropout; with it
-    [b, hq, sq, sk], the probabilities before dropout, negative where they were dropped. Raises TypeError, ValueError
-    or NotImplementedError, naming the argument.
+    Returns out [b, sq, hq, dv] of q's type; rows without keys are 0. softmax_lse is float32 [b, hq, sq], the natural
+    log of the sum of exp of a row's scores, +inf for a row without keys. S_dmask is empty without dropout. With dropout
+    it is [b, hq, sq, sk], the probabilities before dropout, negative for dropped ones. Raises TypeError, ValueError or
+    NotImplementedError, which names the argument.
     """
     check_extras(flash_attn_3)
     return _dense(
@@ -113,7 +112,7 @@ def flash_attn_kvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Any:
-    """flash_attn_func of keys and values in one tensor, kv [b, sk, 2, hk, d]."""
+    """flash_attn_func with keys and values in one tensor, kv [b, sk, 2, hk, d]."""
     check({"kv": kv}, {"kv": "[b, sk, 2, hk, d]"})
     k, v = _unpacked("kv", kv, 2, 2)
     return _dense(
@@ -133,7 +132,7 @@ def flash_attn_qkvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Any:
-    """flash_attn_func of all three in one tensor, qkv [b, s, 3, h, d]."""
+    """flash_attn_func with queries, keys and values in one tensor, qkv [b, s, 3, h, d]."""
     check({"qkv": qkv}, {"qkv": "[b, s, 3, h, d]"})
     q, k, v = _unpacked("qkv", qkv, 3, 2)
     return _dense(
@@ -165,22 +164,22 @@ def flash_attn_varlen_func(
     s_aux: Tensor | None = None,
     **flash_attn_3: Any,
 ) -> Any:
-    """flash_attn_func of sequences of any lengths, end to end.
+    """flash_attn_func for sequences of unequal length, end to end.
 
-    q, k, v         [total_q, hq, d], [total_k, hk, d], [total_k, hk, dv]. Rows past the last sequence are 0 in the
-                    result.
+    q, k, v         [total_q, hq, d], [total_k, hk, d] and [total_k, hk, dv]. Result rows past the last sequence are 0.
     cu_seqlens_q    int32 or int64 [b + 1], from 0: sequence n has the rows cu_seqlens_q[n] to cu_seqlens_q[n + 1].
-    cu_seqlens_k    The same for k and v. With block_table, sequences have cu_seqlens_k.diff() keys; None with
+    cu_seqlens_k    The same for k and v. With block_table, sequences have cu_seqlens_k.diff() keys. None with
                     seqused_k.
     max_seqlen_q, max_seqlen_k
-                    The longest sequences: sizes of S_dmask, else not needed.
+                    The lengths of the longest sequences: sizes of S_dmask, otherwise ignored.
     block_table     int32 or int64 [b, n]: k and v are pages, [pages, page_size, hk, d], and key j of sequence i is row
                     j % page_size of page block_table[i, j // page_size]. Pages have no gradients.
     seqused_q, seqused_k
-                    [b]: how many rows (keys) of each sequence count, if not all (flash-attn 3). Without block_table
-                    rapt copies them. Rows that do not count are 0.
+                    [b]: how many rows (keys) of each sequence count (flash-attn 3). Default: all. Without block_table
+                    rapt copies them. Result rows that do not count are 0.
 
-    Returns out [total_q, hq, dv], or (out, softmax_lse [hq, total_q], S_dmask [b, hq, max_seqlen_q, max_seqlen_k]).
+    Other arguments are those of flash_attn_func. Returns out [total_q, hq, dv], or (out, softmax_lse [hq, total_q],
+    S_dmask [b, hq, max_seqlen_q, max_seqlen_k]). Raises as flash_attn_func does.
     """
     check_extras(flash_attn_3)
     return _ragged(
@@ -206,7 +205,7 @@ def flash_attn_varlen_kvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Any:
-    """flash_attn_varlen_func of keys and values in one tensor, kv [total_k, 2, hk, d]."""
+    """flash_attn_varlen_func with keys and values in one tensor, kv [total_k, 2, hk, d]."""
     check({"kv": kv}, {"kv": "[total_k, 2, hk, d]"})
     k, v = _unpacked("kv", kv, 2, 1)
     return _ragged(
@@ -228,7 +227,7 @@ def flash_attn_varlen_qkvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Any:
-    """flash_attn_varlen_func of all three in one tensor, qkv [total, 3, h, d]."""
+    """flash_attn_varlen_func with queries, keys and values in one tensor, qkv [total, 3, h, d]."""
     check({"qkv": qkv, "cu_seqlens": cu_seqlens}, {"qkv": "[total, 3, h, d]", "cu_seqlens": "[b + 1]"})
     q, k, v = _unpacked("qkv", qkv, 3, 1)
     return _ragged(

@@ -1,17 +1,19 @@
-"""Multi-head latent attention (MLA: DeepSeek-V2 to V3.2, GLM-5, Kimi) on the CPU, for PyTorch's tensors.
+"""Multi-head latent attention (MLA: DeepSeek-V2 to V3.2, GLM-5, Kimi) for PyTorch tensors on the CPU.
 
     out = rapt.mla.attention(q_nope, q_rope, kv, w_uk, w_uv, causal=True, align="bottom_right", seqlens=lengths)
 
-A token's keys and values, of all heads, are one row that is kept: a latent c and a rotary part that all heads share. There are two
-ways to attend to such rows, with the same result but for rounding:
+The cache keeps one row per token for the keys and values of all heads: a latent c, and a rotary part that all heads
+share (DeepSeek-V2, 2024). There are two forms of attention to such rows. Their results are equal up to rounding:
 
-- absorbed: queries are projected into the latent space, q_nope W_UK; there is one key head, whose keys are the rows and whose values
-  are the first columns of them; results leave the latent space by W_UV. Every pair of a query and a key costs more.
-- expanded: keys W_UK c and values W_UV c of all heads are made from the rows, for attention as usual. Every key costs more.
+- absorbed: queries are projected into the latent space, q_nope W_UK. There is one KV head; its keys are the rows, and
+  its values are their first columns. W_UV projects the results out of the latent space. Every (query, key) pair costs
+  more.
+- expanded: keys W_UK c and values W_UV c of all heads are computed from the rows, for ordinary attention. Every key
+  costs more.
 
-flash_mla_with_kvcache, get_mla_metadata and flash_mla_sparse_fwd are FlashMLA's functions: code for GPUs runs on CPUs with these in
-their place. rapt.append_kv writes a cache of such rows, append_fp8_rows one in 8-bit floats (FlashMLA's rows of 656 bytes), and
-rapt.dsa chooses the keys of sparse attention (DeepSeek Sparse Attention).
+flash_mla_with_kvcache, get_mla_metadata and flash_mla_sparse_fwd are FlashMLA's functions: code for GPUs runs on CPUs
+with them. rapt.append_kv writes a cache of such rows, append_fp8_rows a cache of 8-bit floats (FlashMLA's rows of 656
+bytes), and rapt.dsa chooses the keys of sparse attention.
 """
 
 from __future__ import annotations
@@ -56,37 +58,42 @@ def attention(
     form: Form = "auto",
     return_lse: bool = False,
 ) -> Any:
-    """Attention of [q_nope; q_rope] to keys [w_uk c; k_rope] with values w_uv c, for rows kv = [c; k_rope].
+    """Attention of queries [q_nope; q_rope] to keys [w_uk c; k_rope] with values w_uv c, for rows kv = [c; k_rope].
 
-    Shapes: b batch, sq query tokens, h heads, sk keys; nope, rope, rank and v are the sizes of a head without positions, of its
-    rotary part, of a latent and of a head's values (in DeepSeek-V3 128, 64, 512 and 128).
+    Source: DeepSeek-V2, 2024. Symbols: b batch, sq query tokens, h heads, sk keys; nope, rope, rank and v are the sizes
+    of a head's part without positions, its rotary part, a latent and a head's values (in DeepSeek-V3 128, 64, 512 and
+    128).
 
     q_nope          [b, sq, h, nope] of float32, bfloat16 or float16.
-    q_rope          [b, sq, h, rope] of the same type, rotated; None where kv has no rotary part.
-    kv              [b, sk, rank + rope] of one of these types: latents, normalised, and their keys' rotary parts, rotated. Or, for a
-                    rank of 512 and a rope of 64, uint8 or float8_e4m3fn [b, sk, 656]: FlashMLA's rows, which flash_mla_with_kvcache
-                    describes; in absorbed form, without gradients.
-    w_uk, w_uv      [h, nope, rank] and [h, v, rank] of q's type: what makes keys and values of a latent. kv_b_proj.weight of
-                    DeepSeek's models is both: w_uk, w_uv = weight.view(h, nope + v, rank).split((nope, v), 1).
-    causal          Query i attends keys up to i + offset.
-    align           Where query 0 sits among the keys, if their numbers differ and `causal` is on: "top_left" (at key 0),
-                    "bottom_right" (the last query at the last key, as a cache wants it) or a position.
-    scale           (nope + rope)**-0.5 if not given, in both forms. Models with YaRN have a factor more.
-    seqlens         int32 or int64 [b]: keys in use of each sequence. Rows past them never count, whatever they hold; the absorbed form
+    q_rope          [b, sq, h, rope] of the same type, rotated; None if kv has no rotary part.
+    kv              [b, sk, rank + rope] of float32, bfloat16 or float16: latents, normalised, and the keys' rotary
+                    parts, rotated. Or, for a rank of 512 and a rope of 64, uint8 or float8_e4m3fn [b, sk, 656]:
+                    FlashMLA's rows (see flash_mla_with_kvcache), in absorbed form, without gradients.
+    w_uk, w_uv      [h, nope, rank] and [h, v, rank] of q_nope's type: they compute keys and values from a latent. In
+                    DeepSeek's models kv_b_proj.weight contains both: w_uk, w_uv = weight.view(h, nope + v,
+                    rank).split((nope, v), 1).
+    causal          True: query i attends to keys up to i + offset.
+    align           Where query 0 sits among the keys: "top_left" (at key 0), "bottom_right" (the last query at the last
+                    key, for KV caches), or the offset as an int. Required for causal if their numbers differ.
+    scale           Default (nope + rope)**-0.5, in both forms. Models with YaRN have another factor.
+    seqlens         int32 or int64 [b]: number of keys of each sequence. Rows past it never count; the absorbed form
                     does not read them.
-    block_table     int32 or int64 [b, pages of a sequence], with seqlens: kv is pages, [pages, page_size, rank + rope].
-    indices         int32 or int64 [b, sq, n]: the keys that each query attends to, -1 for none. kv may be [1, rows, rank + rope] then,
-                    one pool for all sequences, as pages are (flattened), where a key is page * page_size + offset. Absorbed
-                    form; no causal, align, seqlens or block_table.
-    counts          int32 or int64 [b, sq], with indices: how many of the n count, from the first on. n if not given.
-    sinks           [h]: an extra logit in each head's denominator.
-    form            "absorbed", "expanded", or "auto": the one with less to compute if kv is full, by the sizes of tensors alone.
-                    Lengths do not change it, so that a sequence has the same form beside any others, and in graphs.
-    return_lse      Returns (out, lse), lse float32 [b, h, sq]: log of the sum of exp of a query's scores.
+    block_table     int32 or int64 [b, n], requires seqlens: kv is pages, [pages, page_size, rank + rope].
+    indices         int32 or int64 [b, sq, n]: the keys that each query attends to, -1 for none. kv may be [1, rows,
+                    rank + rope], one pool for all sequences, such as flattened pages, in which a key is page *
+                    page_size + offset. Absorbed form; without causal, align, seqlens and block_table.
+    counts          int32 or int64 [b, sq], requires indices: the first counts[i, t] of the n indices count. Default n.
+    sinks           [h]: one extra logit in each head's denominator.
+    form            "absorbed", "expanded", or "auto": the form with fewer operations for a full kv. The choice depends
+                    on the tensors' sizes, not on lengths, so a sequence has the same form with any other sequences, and
+                    in graphs.
+    return_lse      True: returns (out, lse). lse is float32 [b, h, sq]: the natural log of the sum of exp of a query's
+                    scores.
 
-    Returns [b, sq, h, v] of q's type, C-contiguous; 0 for a query without keys, whose lse is -inf. There are gradients of q_nope,
-    q_rope, kv, w_uk, w_uv and sinks, through lse too, but not with pages; under torch.compile it is matrix products and an operator.
-    Autocast changes nothing here, in the backward neither. Raises TypeError or ValueError, naming the argument.
+    Returns [b, sq, h, v] of q_nope's type, C-contiguous. A query without keys has 0, with an lse of -inf. There are
+    gradients of q_nope, q_rope, kv, w_uk, w_uv and sinks, also through lse, but not with pages. Under torch.compile the
+    call is matrix products and one operator. Autocast has no effect, also in the backward. Raises TypeError or
+    ValueError, which names the argument.
     """
     named = {"q_nope": q_nope, "q_rope": q_rope, "kv": kv, "w_uk": w_uk, "w_uv": w_uv, "sinks": sinks}
     numbers = {"seqlens": seqlens, "block_table": block_table, "indices": indices, "counts": counts}
@@ -139,17 +146,17 @@ def attention(
 def append_fp8_rows(
     kv_new: Tensor, kv: Tensor, seqlens: Tensor, *, block_table: Tensor | None = None, cu_seqlens: Tensor | None = None
 ) -> None:
-    """Writes tokens into a cache of FlashMLA's rows of 656 bytes, behind those that it has.
+    """Appends tokens to a cache of FlashMLA's rows of 656 bytes, quantised to 8-bit floats.
 
     kv_new          [b, n, 576] of float32, bfloat16 or float16, latents and rotary parts; with cu_seqlens [total, 576].
-    kv              The cache, written in place: uint8 or float8_e4m3fn [b, sk, 656], or with block_table pages [pages, page_size, 656].
-                    FlashMLA's k_cache is k_cache[:, :, 0].
-    seqlens         int32 or int64 [b]: tokens of each sequence before the call. Adding to it is up to you.
-    block_table     int32 or int64 [b, pages of a sequence].
+    kv              The cache, written in place: uint8 or float8_e4m3fn [b, sk, 656], or with block_table pages [pages,
+                    page_size, 656]. FlashMLA's k_cache is k_cache[:, :, 0].
+    seqlens         int32 or int64 [b]: number of tokens of each sequence before the call. The caller updates it.
+    block_table     int32 or int64 [b, m]: the pages of each sequence.
     cu_seqlens      int32 or int64 [b + 1]: sequence i has the new rows cu_seqlens[i] to cu_seqlens[i + 1].
 
-    A scale is the largest magnitude of its 128 columns divided by 448 (1 where they are 0). Rotary columns are rounded to bfloat16. Raises
-    TypeError or ValueError, naming the argument, before anything is written.
+    A scale is the largest magnitude among its 128 columns divided by 448, or 1 if all are 0. Rotary columns are rounded
+    to bfloat16. Raises TypeError or ValueError, which names the argument, before anything is written.
     """
     named = {"kv_new": kv_new, "kv": kv, "seqlens": seqlens, "block_table": block_table, "cu_seqlens": cu_seqlens}
     _refusals.check_tensors(named, "an array by torch.from_dlpack()", "caches on GPUs are not written yet")

@@ -1,44 +1,47 @@
-"""PyTorch's scaled_dot_product_attention by rapt's kernels, on the CPU and, if rapt was built with CUDA, on GPUs.
+"""PyTorch's scaled_dot_product_attention with rapt's kernels, on the CPU and, if rapt was built with CUDA, on GPUs.
 
     import rapt.torch
-    rapt.torch.enable()                 # torch.nn.functional.scaled_dot_product_attention is rapt's from here on
-    with rapt.torch.enabled(): ...      # or only in here
+    rapt.torch.enable()                 # torch.nn.functional.scaled_dot_product_attention is now rapt's
+    with rapt.torch.enabled(): ...      # or only in this block
     rapt.torch.enable(aten=True)        # and PyTorch's operators below it, for C++ and fused modules
     rapt.torch.scaled_dot_product_attention(q, k, v, is_causal=True)    # or by name
 
-Signature, shapes, memory layout of the result (that of PyTorch's CPU), autocast and errors are PyTorch's. So is a row that
-attends no key: 0. With is_causal and a scale of 0 or less, PyTorch's CPU kernels give NaN; rapt's give the softmax.
-`attn_mask` and `is_causal` may be given together, which PyTorch takes for some shapes only. A row that a float mask moves
-by the same huge number throughout (the least float, where others write -inf) keeps the softmax of its scores; in PyTorch
-rounding makes that their mean.
+Signature, shapes, memory layout of the result (that of PyTorch's CPU), autocast and errors are PyTorch's. A row that
+attends to no key is 0, as in PyTorch. Three things differ:
 
-Dropout is rapt's own mask, of a seed that each call draws from PyTorch's default generator: torch.manual_seed gives the same mask
-again, which is another than PyTorch's.
+- With is_causal and a scale of 0 or less, PyTorch's CPU kernels give NaN. rapt gives the softmax.
+- rapt takes `attn_mask` and `is_causal` together for all shapes, PyTorch for some only.
+- If a float mask adds the same huge number to a whole row (the lowest float in place of -inf), rapt gives the softmax
+  of the row's scores. In PyTorch rounding makes it their mean.
 
-What rapt cannot do is handed to PyTorch's function with a `FallbackWarning`, once for each reason: dropout on GPUs, tensors on
-devices that this rapt has no kernels for, float64, nested and sparse tensors, DTensor and other classes with a
-__torch_dispatch__, a scale that is no finite float32, torch.func's transforms and forward-mode gradients, torch.jit.trace,
-torch.onnx.export, torch.nn.attention.sdpa_kernel without FLASH_ATTENTION (which is what rapt's kernels count as), and
-arguments that PyTorch refuses. To forbid it: `warnings.simplefilter("error", rapt.torch.FallbackWarning)`.
-torch.jit.script compiles PyTorch's function without a warning.
+Dropout uses rapt's own mask. Each call draws a seed from PyTorch's default generator: torch.manual_seed gives the same
+mask again, but not PyTorch's mask.
 
-Modes and subclasses of torch.overrides see PyTorch's own function, as without rapt, and what they leave to it is rapt's.
-CausalBias is taken. In torch.profiler a call is the event "rapt::scaled_dot_product_attention".
+A call that rapt cannot compute goes to PyTorch's function, with a `FallbackWarning` once per reason: dropout on GPUs;
+tensors on devices without kernels in this build; float64; nested and sparse tensors; DTensor and other classes with a
+__torch_dispatch__; a scale that is no finite float32; torch.func's transforms and forward-mode gradients;
+torch.jit.trace; torch.onnx.export; torch.nn.attention.sdpa_kernel without FLASH_ATTENTION (rapt's kernels count as this
+backend); and arguments that PyTorch refuses. To make fallbacks errors, call `warnings.simplefilter("error",
+rapt.torch.FallbackWarning)`. torch.jit.script compiles PyTorch's function without a warning.
 
-On a GPU the work is queued on PyTorch's current stream, as PyTorch's own. PyTorch keeps what it does better there: values of
-more than 576 columns, and bfloat16 and float16 unless rapt's dispatch has a tensor-core kernel for them or RAPT_KERNEL names
-an entry. `torch.ops.rapt.scaled_dot_product_attention` takes those too, and raises ValueError for what no kernel can do.
+Modes and subclasses of torch.overrides see PyTorch's own function. Calls that they leave to it go to rapt. rapt takes
+CausalBias. In torch.profiler a call is the event "rapt::scaled_dot_product_attention".
 
-Gradients are rapt's on the CPU, those of float masks too, and have no second derivatives: for those, take
-torch.nn.attention.sdpa_kernel(SDPBackend.MATH). On a GPU the backward computes the attention again with PyTorch's function and
-differentiates that. Calls run on PyTorch's own threads, torch.get_num_threads() of them; rapt.info()["pools"] says whether it
-could be so.
+On a GPU, the work is queued on PyTorch's current stream. PyTorch keeps the calls that it computes faster: values of
+more than 576 columns, and bfloat16 and float16 unless rapt's dispatch has a tensor-core kernel for them or RAPT_KERNEL
+names an entry. `torch.ops.rapt.scaled_dot_product_attention` takes these calls too, and raises ValueError for calls
+without a kernel.
 
-delta_rule is linear attention with a state (rapt.delta_rule) for tensors, with gradients and torch.compile, and chunk_kda,
-fused_recurrent_kda, chunk_gated_delta_rule and fused_recurrent_gated_delta_rule are that with flash-linear-attention's
-arguments: its models run on CPUs where they import these instead. index_scores, index_topk and select_topk are the indexer of
-DeepSeek Sparse Attention (rapt.dsa) for tensors, the scores with gradients; sparse_attention is rapt.attention over the keys that
-it selects, with gradients, and indexer_loss what it is trained with. None of them has GPU kernels or a fallback.
+On the CPU, rapt computes gradients, also those of float masks. They have no second derivatives: for those, use
+torch.nn.attention.sdpa_kernel(SDPBackend.MATH). On a GPU, the backward recomputes the attention with PyTorch's function
+and differentiates that. CPU calls run on PyTorch's own threads, torch.get_num_threads() of them, if rapt finds
+PyTorch's OpenMP runtime; rapt.info()["pools"] says whether it does.
+
+More functions, for CPU tensors, without GPU kernels and without a fallback: delta_rule is rapt.delta_rule with
+gradients and torch.compile. chunk_kda, fused_recurrent_kda, chunk_gated_delta_rule and fused_recurrent_gated_delta_rule
+have flash-linear-attention's arguments: models that import them from here run on CPUs. index_scores, index_topk and
+select_topk are the indexer of DeepSeek Sparse Attention (rapt.dsa), with gradients of the scores. sparse_attention is
+rapt.attention over selected keys, with gradients. indexer_loss trains the indexer.
 """
 
 from __future__ import annotations
@@ -100,7 +103,19 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """torch.nn.functional.scaled_dot_product_attention; see the module for what differs."""
+    """Scaled dot-product attention with the arguments and results of torch.nn.functional.scaled_dot_product_attention.
+
+    query, key, value
+                    [..., hq, sq, d], [..., hk, sk, d] and [..., hk, sk, dv]; hk = hq unless enable_gqa.
+    attn_mask       bool, True = attend, or float, added to the scores; broadcasts to [..., hq, sq, sk].
+    dropout_p       The share of weights that are dropped, 0 to 1.
+    is_causal       True: row i attends to keys up to i (top-left alignment).
+    scale           Default d**-0.5.
+    enable_gqa      True: hk may be a divisor of hq.
+
+    Returns [..., hq, sq, dv] of query's type. Calls that rapt cannot compute go to PyTorch's function with a
+    FallbackWarning. Errors are PyTorch's. The module's docstring says what differs from PyTorch.
+    """
     result: Tensor
     if not is_dynamo_compiling():
         done = _core.eager_sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
@@ -145,19 +160,21 @@ _builtins._register_builtin(scaled_dot_product_attention, "aten::scaled_dot_prod
 
 
 def enable(*, aten: bool = False) -> None:
-    """Makes torch.nn.functional.scaled_dot_product_attention rapt's, in all threads, until disable().
+    """Replaces torch.nn.functional.scaled_dot_product_attention by rapt's, in all threads, until disable().
 
-    Who imported that name before keeps PyTorch's, which meanwhile misreads a CausalBias: that looks for its function under
-    this name. nn.TransformerEncoderLayer and nn.MultiheadAttention leave out their fused inference path, which calls no such
-    function (torch.backends.mha.set_fastpath_enabled); rows of padding are then computed, not 0.
+    aten            True: also replaces PyTorch's own operators on the CPU (_scaled_dot_product_flash_attention_for_cpu,
+                    its backward and _native_multi_head_attention), for callers in C++, for the fused inference path,
+                    and for code that imported the function earlier. Nested tensors, weights and float64 stay PyTorch's.
 
-    With `aten`, PyTorch's own operators on the CPU are rapt's too, _scaled_dot_product_flash_attention_for_cpu, its backward and
-    _native_multi_head_attention: for callers in C++, for that fused path, which then stays, and for all who have imported the
-    function before. Nested tensors, weights and float64 stay PyTorch's.
+    Code that imported the function before enable() keeps PyTorch's version, and that version mishandles CausalBias
+    while rapt is enabled. Without `aten`, nn.TransformerEncoderLayer and nn.MultiheadAttention skip their fused
+    inference path, which does not call the function (torch.backends.mha.set_fastpath_enabled). Rows of padding are then
+    computed, and not 0. With `aten` the fused path stays.
 
-    PyTorch's function decides before that which calls come to these operators. Called by those who have imported it, and in C++,
-    it computes all others by itself, without a FallbackWarning: those with dropout, with an attn_mask that requires grad or has
-    three dimensions, and with tensors that broadcast or are not of four dimensions.
+    With `aten`, PyTorch's own function still decides which calls reach these operators. Called from C++, or from code
+    that imported it earlier, it computes other calls itself, without a FallbackWarning: calls with dropout, with an
+    attn_mask that requires grad or has three dimensions, and with tensors that broadcast or do not have four
+    dimensions.
     """
     with _lock:
         _switch.on, _switch.aten = True, aten or _switch.aten
@@ -165,7 +182,7 @@ def enable(*, aten: bool = False) -> None:
 
 
 def disable() -> None:
-    """Undoes enable(), however often that was called. While a block of enabled() is open, what it wants stays rapt's."""
+    """Undoes all calls of enable(). While an enabled() block is open, its replacements stay."""
     with _lock:
         _switch.on = _switch.aten = False
         _switch.apply()
@@ -173,7 +190,10 @@ def disable() -> None:
 
 @contextmanager
 def enabled(*, aten: bool = False) -> Iterator[None]:
-    """enable() for a with block. Blocks nest and overlap, in one thread or several: the last to end undoes it."""
+    """A context manager: enable() for a with block.
+
+    Blocks may nest and overlap, in one thread or several. The last block to end restores PyTorch's function.
+    """
     with _lock:
         _switch.blocks.append(aten)
         _switch.apply()

@@ -1,30 +1,30 @@
-"""rapt's kernels in the models of Hugging Face transformers, on the CPU and, if rapt was built with CUDA, on GPUs.
+"""rapt's kernels in Hugging Face transformers models, on the CPU and, if rapt was built with CUDA, on GPUs.
 
     import rapt.transformers
     rapt.transformers.register()
     model = AutoModelForCausalLM.from_pretrained(..., attn_implementation="rapt")   # or model.set_attn_implementation("rapt")
 
-Registers the attention function, and with it the function that makes masks. Key heads are not repeated. Causal masks and
-sliding windows are not made: the kernel knows where rows sit, and padding and packed sequences are lengths. Softcap, sinks, position
-biases and the keys chosen by sparse attention are taken. Chunked attention and static caches arrive as boolean masks. Rows of
-padding give 0. Latent attention reads the latents of the cache.
+register() registers an attention function and the function that makes its masks. KV heads are not repeated. Causal
+masks and sliding windows are not materialised, and padding and packed sequences become lengths. Softcap, sinks,
+position biases and the keys chosen by sparse attention are supported. Chunked attention and static caches arrive as
+boolean masks. Rows of padding are 0. Latent attention reads the cache's latents.
 
-attn_implementation="rapt_flash" is the same over sequences without padding, on the CPU: padding is left out of batches, packed
-sequences (position_ids that begin again, cu_seq_lens_q) are kept apart, and transformers' continuous batching and
+attn_implementation="rapt_flash" computes sequences without padding, on the CPU. It removes padding from batches and
+separates packed sequences (position_ids that restart, cu_seq_lens_q). transformers' continuous batching and
 sentence-transformers run on it. `python -m rapt.transformers serve ...` is `transformers serve` with rapt registered.
 
-Models that do not hand their attention over (Bloom, Falcon, GPT-J, MPNet) are refused with ValueError when they are made; models
-that transformers does not let do without masks get the whole masks of "eager"; keywords to attention that rapt does not know are
-refused; and a model whose first forward called no attention at all says so by a rapt.torch.FallbackWarning.
+Making a model that computes attention itself (Bloom, Falcon, GPT-J, MPNet) raises ValueError. Models that transformers
+requires masks for get the whole masks of "eager". Unknown keywords of attention are errors. A model whose first forward
+calls no attention gives a rapt.torch.FallbackWarning.
 
-For these models generate() makes a Cache, which is written in place, unless you give it a cache.
+For models with rapt's attention, generate() makes a Cache, which is written in place, unless you pass a cache. Layers
+with the gated delta rule (Qwen3-Next, Qwen3.5, Kimi Linear, OLMo Hybrid, ...) use rapt's on the CPU.
 
-The model's layers of linear attention by the gated delta rule (Qwen3-Next, Qwen3.5, Kimi Linear, OLMo Hybrid, ...) take rapt's, on
-the CPU.
+Gradients and dropout are those of rapt.torch, with gradients of sinks and position biases. PyTorch computes float64,
+and calls on other devices that rapt.torch leaves to it, with a rapt.torch.FallbackWarning. Attention weights are not
+returned: use "eager" for output_attentions.
 
-Gradients and dropout are those of rapt.torch, gradients of sinks and position biases among them. float64 and what rapt.torch
-leaves to PyTorch on other devices are computed by PyTorch operators, with a rapt.torch.FallbackWarning. Weights of attention are
-not returned: use "eager" for output_attentions.
+Raises ImportError on import if transformers is missing or older than 5.23.
 """
 
 from __future__ import annotations
@@ -61,10 +61,12 @@ _make_ready = _base.post_init
 
 
 def register(name: str = "rapt") -> None:
-    """Makes `attn_implementation=name`, and name + "_flash" for sequences without padding, known to transformers.
+    """Makes attn_implementation=name, and name + "_flash" for sequences without padding, known to transformers.
 
-    With them, making a model (or a part of one) that does not hand its attention over raises ValueError, as does switching to
-    it. A model whose first forward calls no attention says so by a rapt.torch.FallbackWarning.
+    name            The name, default "rapt".
+
+    Afterwards, making a model (or a part of one) that computes attention itself with such a name raises ValueError, as
+    does switching to it. A model whose first forward calls no attention gives a rapt.torch.FallbackWarning.
     """
     AttentionInterface.register(name, _attention_forward)
     AttentionMaskInterface.register(name, _mask)

@@ -1,13 +1,15 @@
-"""rapt's kernels in vLLM on CPUs: a plug-in that vLLM finds by itself once rapt is installed beside it.
+"""A plug-in for vLLM on CPUs, which vLLM finds once rapt is installed in the same environment.
 
     pip install rapt-attention        # then run vLLM as before: LLM(...), vllm serve, tensor parallelism
-    RAPT_VLLM=0 vllm serve ...        # vLLM's own kernels again
+    RAPT_VLLM=0 vllm serve ...        # vLLM's own kernels
 
-rapt computes decoder, encoder and cross attention over vLLM's paged cache, in place (grouped heads, sliding windows, sinks, softcap,
-ALiBi, chunked prefill, prefix caching), prefill and decode of multi-head latent attention (MLA: DeepSeek), and the gated delta rule
-(Qwen3-Next, Qwen3.5). A layer that rapt does not take is computed by vLLM's own backend, with a line in vLLM's log that says why.
+rapt computes decoder, encoder and cross attention over vLLM's paged cache, in place (grouped heads, sliding windows,
+sinks, softcap, ALiBi, chunked prefill, prefix caching); prefill and decode of multi-head latent attention (MLA:
+DeepSeek); and the gated delta rule (Qwen3-Next, Qwen3.5). vLLM's own backend computes layers that rapt does not
+support, and a line in vLLM's log states the reason.
 
-SUPPORTED has the versions of vLLM whose interface this plug-in knows. With another version it changes nothing and says so.
+SUPPORTED has the versions of vLLM that this plug-in supports. With another version it changes nothing and logs a
+warning.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from typing import Any
 __all__ = ["SUPPORTED", "register"]
 
 SUPPORTED = ((0, 32), (0, 33))
-"""The first release of vLLM that the plug-in knows, and the first that it does not."""
+"""The first release of vLLM that the plug-in supports, and the first later one that it does not."""
 
 _OVERRIDES = {"CPU_ATTN": "rapt._vllm_attention.Backend", "CPU_MLA": "rapt._vllm_mla.Backend"}
 _MLA_PREFILL = "rapt._vllm_mla.PrefillBackend"
@@ -27,12 +29,12 @@ _DELTA_RULE = "rapt._vllm_delta_rule.Backend"
 
 
 def register() -> None:
-    """Puts rapt's classes in the place of vLLM's for CPUs. vLLM calls this in each of its processes, by the entry point
-    "rapt" of the group "vllm.general_plugins"; calling it again changes nothing.
+    """Registers rapt's classes in place of vLLM's for CPUs.
 
-    Does nothing if the environment's RAPT_VLLM is 0, on other devices than CPUs, and with versions outside SUPPORTED, which a warning
-    in vLLM's log names. A backend that another plug-in has overridden stays its own. Raises ValueError for any other RAPT_VLLM than
-    0 and 1.
+    vLLM calls this in each of its processes, by the entry point "rapt" of the group "vllm.general_plugins". Further
+    calls change nothing. Does nothing if the environment's RAPT_VLLM is 0, on devices other than CPUs, and with
+    versions outside SUPPORTED, for which it logs a warning. A backend that another plug-in has replaced stays. Raises
+    ValueError for a RAPT_VLLM other than 0 and 1.
     """
     wanted = os.environ.get("RAPT_VLLM", "1")
     if wanted not in ("0", "1"):
@@ -55,7 +57,7 @@ def register() -> None:
 
 
 def is_supported(version: str) -> bool:
-    """Whether SUPPORTED has a version of vLLM, such as "0.32.0+cpu"."""
+    """Whether the plug-in supports a version of vLLM, such as "0.32.0+cpu"."""
     release = re.match(r"(\d+)\.(\d+)", version)
     return release is not None and SUPPORTED[0] <= (int(release[1]), int(release[2])) < SUPPORTED[1]
 
