@@ -1,4 +1,4 @@
-// The `rapt` program: what this build can do, whether it is right and how fast it is.
+// The `rapt` program: lists kernels, checks results against float64, measures speed.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -23,9 +23,10 @@ namespace rapt::tools {
 namespace {
 
 constexpr const char* kProblemHelp =
-    "a problem's text, for example \"b=1 hq=8 sq=512 d=64 causal\" or \"merge_states rows=256 dv=128 count=4\"";
+    "the text of a problem: \"b=1 hq=8 sq=512 d=64 causal\" or \"merge_states rows=256 dv=128 count=4\"";
 constexpr const char* kEntryHelp =
-    "entries of this name, operation or ISA, or with this text in their name (default: what would run)";
+    "entries with this name, operation, arithmetic or ISA, or with this text in their name (default: the entry that "
+    "dispatch chooses)";
 constexpr int kMaxSeeds = 1000;
 
 constexpr const char* kInfoExamples = R"(Examples:
@@ -85,9 +86,9 @@ class Arguments {
   /// --set or --problem, of a command that times them.
   template <class Options>
   static void add_problems(CLI::App& command, Options& options) {
-    const std::string sets = rapt::bench::set_names() + ", or a file with a problem's text a line";
+    const std::string sets = rapt::bench::set_names() + ", or a file with one problem per line";
     auto* set = command.add_option("--set", options.set, sets)->capture_default_str();
-    command.add_option("--problem", options.problems, std::string(kProblemHelp) + "; may be given again")
+    command.add_option("--problem", options.problems, std::string(kProblemHelp) + "; repeatable")
         ->allow_extra_args(false)
         ->excludes(set);
   }
@@ -99,10 +100,12 @@ class Arguments {
   }
 
   void add_info(CLI::App& app) {
-    auto* info = app.add_subcommand("info", "What this build can do on this machine, or would do for one problem");
+    auto* info =
+        app.add_subcommand("info", "List CPU, instruction sets and kernels, or explain the kernel for one problem");
     auto* problem = info->add_option("--problem", info_.problem, kProblemHelp);
-    info->add_option("--threads", info_.threads, "most threads for --problem (default: all)")->check(thread_range());
-    info->add_flag("--code", info_.code, "the kernels' machine code: bytes, registers of product loops, spills")
+    info->add_option("--threads", info_.threads, "largest number of threads for --problem (default: all)")
+        ->check(thread_range());
+    info->add_flag("--code", info_.code, "list the kernels' machine code: bytes, registers of product loops, spills")
         ->excludes(problem);
     auto* json = info->add_option("--json", info_.json_path, "print JSON instead, or also write it to this file");
     json->expected(0, 1)->type_name("[FILE]");
@@ -114,61 +117,60 @@ class Arguments {
   }
 
   void add_check(CLI::App& app) {
-    auto* check =
-        app.add_subcommand("check", "Compare results with a float64 reference; exit code 1 when one is wrong");
-    check->add_option("--problem", check_.problems, std::string(kProblemHelp) + "; may be given again")
+    auto* check = app.add_subcommand("check", "Compare results with float64; exit code 1 if one is wrong");
+    check->add_option("--problem", check_.problems, std::string(kProblemHelp) + "; repeatable")
         ->allow_extra_args(false);
     check->add_option("--entry", check_.entry, kEntryHelp);
     check->add_option("--seeds", check_.seeds, "random inputs per problem")->check(CLI::Range(1, kMaxSeeds));
-    check->add_option("--threads", check_.threads, "most threads (default: all)")->check(thread_range());
+    check->add_option("--threads", check_.threads, "largest number of threads (default: all)")->check(thread_range());
     check->add_option("--json", check_.json_path, "also write the results to this file")->type_name("FILE");
     check->footer(kCheckExamples);
     check->callback([this] { command_ = [this] { return run_check(check_); }; });
   }
 
   void add_bench(CLI::App& app) {
-    auto* bench = app.add_subcommand("bench", "Time problems against the machine's peak and the naive way");
+    auto* bench = app.add_subcommand(
+        "bench", "Measure the speed of problems, relative to this machine's peak and to naive attention");
     add_problems(*bench, bench_);
     bench->add_option("--threads", bench_.threads, "thread counts, for example 1,2 (default: 1)")
         ->delimiter(',')
         ->check(thread_range());
     bench->add_option("--entry", bench_.entry, kEntryHelp);
     bench->add_option("--seeds", bench_.seeds, "random inputs per problem")->check(CLI::Range(1, kMaxSeeds));
-    add_min_time(*bench, bench_.min_time, "seconds of samples per row");
-    bench->add_option("--json", bench_.json_path, "also write the rows to this file, in google-benchmark's layout")
+    add_min_time(*bench, bench_.min_time, "seconds of measurement per row");
+    bench->add_option("--json", bench_.json_path, "also write the rows to this file, in the format of google-benchmark")
         ->type_name("FILE");
-    bench
-        ->add_option("--trace", bench_.trace_path,
-                     "also write a few calls of each row as a timeline, to open in Perfetto")
+    bench->add_option("--trace", bench_.trace_path, "also write a timeline of a few calls per row, for Perfetto")
         ->type_name("FILE");
     bench->footer(kBenchExamples);
     bench->callback([this] { command_ = [this] { return run_bench(bench_); }; });
   }
 
   void add_roofline(CLI::App& app) {
-    auto* roofline =
-        app.add_subcommand("roofline", "Where problems stand under the machine's limits, fused and as three steps");
+    auto* roofline = app.add_subcommand(
+        "roofline", "Draw a roofline: this machine's ceilings, and problems below them, fused and in three steps");
     add_problems(*roofline, roofline_);
-    roofline->add_option("--threads", roofline_.threads, "threads of everything that is measured")
+    roofline->add_option("--threads", roofline_.threads, "number of threads of every measurement")
         ->capture_default_str()
         ->check(thread_range());
     roofline->add_option("--seeds", roofline_.seeds, "random inputs per problem")->check(CLI::Range(1, kMaxSeeds));
-    add_min_time(*roofline, roofline_.min_time, "seconds of samples per dot");
+    add_min_time(*roofline, roofline_.min_time, "seconds of measurement per dot");
     roofline->add_option("--svg", roofline_.svg_path, "write the chart to this file")->type_name("FILE");
-    roofline->add_option("--html", roofline_.html_path, "write a page with chart and table to this file")
+    roofline->add_option("--html", roofline_.html_path, "write a page with the chart and a table to this file")
         ->type_name("FILE");
-    roofline->add_option("--json", roofline_.json_path, "write the figures to this file")->type_name("FILE");
+    roofline->add_option("--json", roofline_.json_path, "write the measurements to this file")->type_name("FILE");
     roofline->footer(kRooflineExamples);
     roofline->callback([this] { command_ = [this] { return run_roofline(roofline_); }; });
   }
 
   void add_demo(CLI::App& app) {
-    auto* demo = app.add_subcommand("demo", "Attention of a real language model on real text, checked and timed");
+    auto* demo = app.add_subcommand(
+        "demo", "Run attention on tensors of a real language model: compare with the model's results, and measure");
     demo_.data_dir = default_data_dir();
-    demo->add_option("--data-dir", demo_.data_dir, "folder of the captured tensors")
+    demo->add_option("--data-dir", demo_.data_dir, "folder with the captured tensors")
         ->check(CLI::ExistingDirectory)
         ->capture_default_str();
-    demo->add_option("--threads", demo_.threads, "most threads (default: all)")->check(thread_range());
+    demo->add_option("--threads", demo_.threads, "largest number of threads (default: all)")->check(thread_range());
     demo->footer(kDemoExamples);
     demo->callback([this] { command_ = [this] { return run_demo(demo_); }; });
   }
@@ -181,8 +183,8 @@ class Arguments {
   std::function<int()> command_;
 };
 
-/// Refuses `--option ""` and `--option=`, most likely of a script's variable that is not set. CLI11 lets the former
-/// pass where a value may be left out, and gives the latter the argument behind it.
+/// Refuses `--option ""` and `--option=`, which come from a script's unset variable. CLI11 accepts the former for
+/// optional values, and gives the latter the next argument.
 void refuse_empty_values(std::span<char* const> arguments) {
   for (std::size_t i = 1; i < arguments.size(); ++i) {
     std::string_view option = arguments[i];
@@ -196,7 +198,7 @@ void refuse_empty_values(std::span<char* const> arguments) {
 
 int run(int argc, char** argv) {
   refuse_empty_values({argv, static_cast<std::size_t>(argc)});
-  CLI::App app{"rapt: attention kernels for CPUs, and for NVIDIA GPUs where they are built", "rapt"};
+  CLI::App app{"rapt: attention kernels for CPUs and NVIDIA GPUs", "rapt"};
   Arguments arguments(app);
   try {
     app.parse(argc, argv);

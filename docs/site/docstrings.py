@@ -24,7 +24,8 @@ def blocks(lines):
 
 
 def is_table(block):
-    return bool(ROW.match(block[0])) and all(line.startswith("    ") or ROW.match(line) or NAMES.match(line) for line in block)
+    first = ROW.match(block[0]) or NAMES.match(block[0]) and len(block) > 1 and block[1].startswith("    ")
+    return bool(first) and all(line.startswith("    ") or ROW.match(line) or NAMES.match(line) for line in block)
 
 
 def to_rst(lines):

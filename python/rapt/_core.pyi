@@ -7,39 +7,40 @@ from typing import Any
 from rapt._info import Entry
 
 class Explanation:
-    """What a call would do; `str()` of it is a page for people."""
+    """What a call would do: the chosen kernel and the reasons. `str()` of it is a readable description."""
 
     @property
     def entry(self) -> str:
-        """The kernel that would run: "attention_prefill.f32.avx2.q24k128"."""
+        """The name of the kernel that would run: "attention_prefill.f32.avx2.q24k128"."""
 
     @property
     def backend(self) -> str:
-        """One of "cpu" and "cuda"."""
+        """The device of the kernel, "cpu" or "cuda"."""
 
     @property
     def problem(self) -> str:
-        """The call as one line of text, as the `rapt` command takes it."""
+        """The problem of the call on one line, as the `rapt` command takes it."""
 
     @property
     def threads(self) -> int:
-        """Threads the call would be spread over."""
+        """The number of threads of the call."""
 
     @property
     def executor(self) -> str:
-        """Whose threads those are, of a call on the CPU: "tbb", "openmp (libgomp.so.1)", "serial"."""
+        """The executor of these threads, for calls on the CPU: "tbb", "openmp (libgomp.so.1)" or "serial"."""
 
     @property
     def work_items(self) -> int:
-        """Parts that the threads take in turn."""
+        """The number of work items that the threads share."""
 
     @property
     def workspace_bytes(self) -> int:
-        """Memory the call needs beside its tensors."""
+        """Bytes of memory that the call needs in addition to its tensors."""
 
     @property
     def candidates(self) -> list[tuple[str, str]]:
-        """Every kernel, best first, and why it was passed over ("": chosen, or it would do but comes later)."""
+        """All kernels, best first, each with the reason why it was passed over. The reason is "" for the chosen kernel and
+        for usable ones later in the order."""
 
 def attention(*arguments: Any) -> Any:
     """`rapt.attention`: all its arguments, in its order."""

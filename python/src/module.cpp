@@ -119,20 +119,24 @@ void bind_torch(nb::module_& m) {
 
 NB_MODULE(_core, m) {
   register_errors();
-  nb::class_<Plan>(m, "Explanation", "What a call would do; `str()` of it is a page for people.")
-      .def_prop_ro("entry", &Plan::entry, "The kernel that would run: \"attention_prefill.f32.avx2.q24k128\".")
-      .def_prop_ro("backend", &Plan::backend, "One of \"cpu\" and \"cuda\".")
+  nb::class_<Plan>(m, "Explanation",
+                   "What a call would do: the chosen kernel and the reasons. `str()` of it is a readable description.")
+      .def_prop_ro("entry", &Plan::entry,
+                   "The name of the kernel that would run: \"attention_prefill.f32.avx2.q24k128\".")
+      .def_prop_ro("backend", &Plan::backend, "The device of the kernel, \"cpu\" or \"cuda\".")
       .def_prop_ro(
           "problem", [](const Plan& plan) { return to_string(plan.problem()); },
-          "The call as one line of text, as the `rapt` command takes it.")
-      .def_prop_ro("threads", &Plan::threads, "Threads the call would be spread over.")
-      .def_prop_ro("executor", &Plan::executor,
-                   "Whose threads those are, of a call on the CPU: \"tbb\", \"openmp (libgomp.so.1)\", \"serial\".")
-      .def_prop_ro("work_items", &Plan::work_items, "Parts that the threads take in turn.")
-      .def_prop_ro("workspace_bytes", &Plan::workspace_bytes, "Memory the call needs beside its tensors.")
+          "The problem of the call on one line, as the `rapt` command takes it.")
+      .def_prop_ro("threads", &Plan::threads, "The number of threads of the call.")
+      .def_prop_ro(
+          "executor", &Plan::executor,
+          "The executor of these threads, for calls on the CPU: \"tbb\", \"openmp (libgomp.so.1)\" or \"serial\".")
+      .def_prop_ro("work_items", &Plan::work_items, "The number of work items that the threads share.")
+      .def_prop_ro("workspace_bytes", &Plan::workspace_bytes,
+                   "Bytes of memory that the call needs in addition to its tensors.")
       .def_prop_ro("candidates", &candidates,
-                   "Every kernel, best first, and why it was passed over (\"\": chosen, or it would do but comes "
-                   "later).")
+                   "All kernels, best first, each with the reason why it was passed over. The reason is \"\" for the "
+                   "chosen kernel and for usable ones later in the order.")
       .def("__str__", &Plan::explain)
       .def("__repr__", [](const Plan& plan) { return "<rapt.Explanation of " + to_string(plan.problem()) + ">"; });
 

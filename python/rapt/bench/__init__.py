@@ -1,47 +1,49 @@
-"""rapt beside PyTorch's scaled_dot_product_attention: speed, errors against float64, memory, and whole models.
+"""Compares rapt with PyTorch's scaled_dot_product_attention: speed, errors against float64, memory, and whole models.
 
-Attention alone (--set, --problem): all sides are called by the same function signature on the same tensors in one process
-with the same number of threads. Beside rapt and PyTorch by itself ("torch") these are its plain three steps ("math"), in
-decoding with grouped heads the heads of a group as rows of one ("folded"), and on CUDA every backend that takes the
-problem. "fastest" is the best of them. Problems that scaled_dot_product_attention has no counterpart of are left out, and
-named.
+Attention alone (--set, --problem): all sides run on the same tensors in one process with the same number of threads,
+called with the same arguments. The sides are rapt, PyTorch's own choice ("torch"), its three plain steps ("math"), in
+decoding with grouped heads the heads of a group as rows of one head ("folded"), and on CUDA every backend that takes
+the problem. "fastest" is the best of PyTorch's sides. Problems that scaled_dot_product_attention cannot compute are
+left out, and named.
 
-On the CPU, threads of either library spin for a while after their work
-and disturb the other, so there are two ways of taking turns. "paused": a sample is calls of one side, after a pause and a
-call that is not counted. "back to back", without math: the sides alternate from call to call with nothing in between, so
-that each call begins while threads of the other library may still spin, as in a model whose other layers are PyTorch's.
-Samples also alternate between seeds. A sample is the mean over enough calls to last --sample-ms. A time is the median of the samples,
-± half the distance between their quartiles; a ratio the median over pairs of neighbours, which what slows both down leaves
-alone, and after it that of the two best samples. On CUDA samples of the sides take turns, between two events.
+On the CPU, threads of each library spin for a while after their work and disturb the other library. So there are two
+measurements. "paused": a sample is calls of one side, after a pause and an uncounted call. "back to back", without
+math: the sides alternate from call to call without a pause, so each call begins while threads of the other library may
+still spin, as in a model whose other layers are PyTorch's. Samples also alternate between seeds. A sample is the mean
+over enough calls to last --sample-ms. A time is the median of the samples, ± half their interquartile range. A ratio is
+the median over pairs of neighbouring samples, so that a slowdown of both sides cancels; the ratio of the two best
+samples follows it. On CUDA the samples of the sides alternate, timed between two events.
 
-A ratio is marked as noisy, and left out of means and charts, where the spread of either side's samples, the distance between
-the quartiles over the median, passes 20 %.
+A ratio is marked as noisy, and left out of means and charts, if the interquartile range of either side's samples
+exceeds 20 % of their median.
 
-GFLOP/s count the (row, key) pairs that attend, without the softmax; GB/s q, out and the keys and values that some row sees,
-each once.
+GFLOP/s count the attended (row, key) pairs, without the softmax. GB/s count q, out, and the keys and values that some
+row sees, each once.
 
-A fallback of rapt to PyTorch is an error here. Errors are those of up to 256 query rows of every head, the worst seed's;
-max_err is the largest |out - exact|, rel_err |out - exact| / |exact| in the Frobenius norm. Memory is the growth of the
-process's resident peak during one call in a process of its own, result included, to within some 0.3 MB a thread.
+A fallback of rapt to PyTorch is an error. Errors are those of up to 256 query rows of every head, for the worst seed:
+max_err is the largest |out - exact|, rel_err is |out - exact| / |exact| in the Frobenius norm. Memory is the growth of
+the resident peak during one call in a process of its own, result included, to within about 0.3 MB per thread.
 
-Whole models (--models): models of transformers with random weights, one that attends by "sdpa" and one by "rapt" that
-share the weights, run in turn, back to back. "attention" is the share of a forward's time spent inside transformers'
-attention function, by a clock around each call of it. "difference" is the largest one between their outputs, beside the
-largest output. With --train it is a step: forward, a loss of the output, backward, AdamW; without dropout, and without decode.
+Whole models (--models): transformers models with random weights. A model with "sdpa" and one with "rapt" share the
+weights and alternate, back to back. "attention" is the share of a forward's time inside transformers' attention
+function, measured around each call of it. "difference" is the largest difference of their outputs, next to the largest
+output. With --train a step is a forward, a loss of the output, a backward and AdamW, without dropout and decode.
 "difference" is then that of the gradients, and there are no shares.
 
-Generation of text (--generate): a model of transformers with random weights (--model) reads a prompt and goes on token by token,
-greedily. Sides are "sdpa" ("eager" where the model has no other) with transformers' DynamicCache and StaticCache, with --compiled
-also its steps by torch.compile, and "rapt" with its Cache, with --cache also quantised ones; they share the weights. First, all that do
-not quantise have to give the same tokens in fp32. Then all take turns, token by token. "tokens/s" are those of the best step,
-"times as fast" is the first side's time over this one's, "cache MB" keys and values, "peak MB" by what the process's resident peak grew
-while the prompt was read and a token made. A ratio that is noisy is marked. With --fill caches are filled with random rows in place of a
-prompt's, and there is no time to the first token.
+Text generation (--generate): a transformers model with random weights (--model) reads a prompt and generates greedily,
+token by token. Sides are "sdpa" ("eager" if the model has no other) with transformers' DynamicCache and StaticCache,
+with --compiled also with steps under torch.compile, and "rapt" with its Cache, with --cache also with quantised ones.
+All share the weights. First, all sides without quantisation have to generate the same tokens in fp32. Then all
+alternate, token by token. "tokens/s" is the speed of the best step, "times as fast" the first side's time over this
+side's, "cache MB" the size of keys and values, "peak MB" the growth of the resident peak while the prompt was read and
+a token made. A noisy ratio is marked. With --fill, caches are filled with random rows in place of a prompt's, and there
+is no time to the first token.
 
-Engines (--engines): transformers' continuous batching, --batch requests of --lengths tokens each and --tokens more, and
-sentence-transformers, --texts texts of mixed lengths, on models of random weights. "sdpa" and "rapt_flash" take turns run by run on the
-same model, after both gave the same tokens, or embeddings, in fp32. "tokens/s" are tokens that are made, by sentence-transformers read.
-Rates are those of the median run. An engine that is not installed is left out, and named.
+Engines (--engines): transformers' continuous batching, with --batch requests of --lengths tokens each and --tokens
+generated tokens, and sentence-transformers, with --texts texts of mixed lengths, on models with random weights. "sdpa"
+and "rapt_flash" alternate run by run on the same model, after both gave the same tokens, or embeddings, in fp32.
+"tokens/s" counts generated tokens; for sentence-transformers, tokens that are read. Rates are those of the median run.
+An engine that is not installed is left out, and named.
 """
 
 from __future__ import annotations
@@ -111,34 +113,34 @@ def parse_arguments(words: list[str] | None) -> argparse.Namespace:
         "python -m rapt.bench", description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawTextHelpFormatter
     )
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--set", default="quick", help=f"attention alone: {', '.join(sets.NAMES)}, or a file with a problem's text a line")
-    what.add_argument("--problem", action="append", help='attention alone: "b=1 hq=8 sq=512 d=64 causal"; may be given again')
+    what.add_argument("--set", default="quick", help=f"attention alone: {', '.join(sets.NAMES)}, or a file with one problem per line")
+    what.add_argument("--problem", action="append", help='attention alone: "b=1 hq=8 sq=512 d=64 causal"; repeatable')
     what.add_argument("--models", action="store_true", help="whole models (needs transformers)")
     what.add_argument("--generate", action="store_true", help="generation of text (needs transformers)")
-    what.add_argument("--engines", action="store_true", help="engines that serve models (needs transformers)")
-    parser.add_argument("--train", action="store_true", help="with --models: steps of training in place of forwards")
+    what.add_argument("--engines", action="store_true", help="serving engines (needs transformers)")
+    parser.add_argument("--train", action="store_true", help="with --models: training steps in place of forwards")
     parser.add_argument("--quick", action="store_true", help="with --models, --generate and --engines: small models")
-    own = parser.add_argument_group("with --generate, the first four also with --engines")
-    own.add_argument("--lengths", type=lengths, help="of prompts, in tokens: 1k,8k (default: 1k,8k,32k; of --engines: 500)")
-    own.add_argument("--batch", type=counts, help="sequences: 1,8,32, or requests (default: 1; of --engines: 16)")
-    own.add_argument("--tokens", type=count, help="made after each prompt, 4 or more (default: 16; of --engines: 33)")
-    own.add_argument("--texts", type=count, help="with --engines only: for sentence-transformers (default: 400)")
-    own.add_argument("--model", choices=GENERATED, help=f"what the model is like (default: {GENERATED[0]})")
-    own.add_argument("--cache", type=caches, help=f"types of quantised caches: {','.join(KV_DTYPES)}, or several")
-    own.add_argument("--chunk", type=count, help="tokens of a prompt that are read at a time (default: all, by eager attention 512)")
-    own.add_argument("--fill", action="store_true", help="random rows in place of a prompt's")
-    own.add_argument("--compiled", action="store_true", help="also the static cache with steps by torch.compile (minutes)")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where tensors lie (default: %(default)s)")
-    parser.add_argument("--dtype", type=dtypes, help="f32, bf16, f16, or several (default: each problem's own; of models: f32,bf16)")
-    parser.add_argument("--threads", type=counts, help="of the CPU: 1,2 (default: PyTorch's number; of --models: 1, 2 and that)")
-    parser.add_argument("--seeds", type=count, default=3, help="different inputs of each shape (default: %(default)s)")
-    parser.add_argument("--seconds", type=float, help="time for a row's samples, paused or not (default: 0.9; of --models: 2, of --generate: 10, of --engines: 60)")
-    parser.add_argument("--samples", type=count, default=5, help="least number of samples of a side (default: %(default)s)")
-    parser.add_argument("--sample-ms", type=float, default=4.0, help="least time of a sample (default: %(default)s)")
-    parser.add_argument("--no-math", action="store_true", help="leave out PyTorch's math backend")
-    parser.add_argument("--no-memory", action="store_true", help="leave out the measurement of memory")
-    parser.add_argument("--json", type=output, help="also write everything to this file")
-    parser.add_argument("--svg", type=output, help="also draw a chart into this file, but for --models")
+    own = parser.add_argument_group("options of --generate; the first four also of --engines")
+    own.add_argument("--lengths", type=lengths, help="lengths of prompts in tokens: 1k,8k (default: 1k,8k,32k; --engines: 500)")
+    own.add_argument("--batch", type=counts, help="number of sequences or requests: 1,8,32 (default: 1; --engines: 16)")
+    own.add_argument("--tokens", type=count, help="tokens to generate after each prompt, 4 or more (default: 16; --engines: 33)")
+    own.add_argument("--texts", type=count, help="--engines only: number of texts for sentence-transformers (default: 400)")
+    own.add_argument("--model", choices=GENERATED, help=f"kind of model (default: {GENERATED[0]})")
+    own.add_argument("--cache", type=caches, help=f"types of quantised caches, one or several: {','.join(KV_DTYPES)}")
+    own.add_argument("--chunk", type=count, help="tokens of a prompt per forward (default: all, with eager attention 512)")
+    own.add_argument("--fill", action="store_true", help="fill caches with random rows in place of a prompt's")
+    own.add_argument("--compiled", action="store_true", help="also measure the static cache under torch.compile (takes minutes)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="device of the tensors (default: %(default)s)")
+    parser.add_argument("--dtype", type=dtypes, help="one or several of f32,bf16,f16 (default: each problem's own; models: f32,bf16)")
+    parser.add_argument("--threads", type=counts, help="numbers of CPU threads: 1,2 (default: PyTorch's number; --models: 1, 2 and PyTorch's number)")
+    parser.add_argument("--seeds", type=count, default=3, help="number of random inputs per shape (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, help="seconds of samples per row, paused or not (default: 0.9; --models: 2, --generate: 10, --engines: 60)")
+    parser.add_argument("--samples", type=count, default=5, help="smallest number of samples per side (default: %(default)s)")
+    parser.add_argument("--sample-ms", type=float, default=4.0, help="shortest duration of a sample (default: %(default)s)")
+    parser.add_argument("--no-math", action="store_true", help="omit PyTorch's math backend")
+    parser.add_argument("--no-memory", action="store_true", help="omit the measurement of memory")
+    parser.add_argument("--json", type=output, help="also write all results to this file")
+    parser.add_argument("--svg", type=output, help="also draw a chart into this file; not with --models")
     options = parser.parse_args(words)
     if options.quick and not (options.models or options.generate or options.engines):
         parser.error("--quick: wanted --models, --generate or --engines with it; of attention alone there is --set quick")
