@@ -82,9 +82,25 @@ def test_fails_where_nothing_was_checked(two_kernels, monkeypatch, capsys):
     assert capsys.readouterr().out.splitlines()[-1].startswith("FAILED: ")
 
 
-@pytest.mark.parametrize(("arguments", "status"), [([], 2), (["nothing"], 2), (["--help"], 0), (["--version"], 0)])
-def test_the_command(arguments, status, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("arguments", "status", "text"),
+    [
+        ([], 2, "rapt check"),
+        (["chek"], 2, "chek: unknown command; wanted check, --version or --help"),
+        (["check", "now"], 2, "now: check takes no arguments; wanted"),
+        (["--help"], 0, "rapt check"),
+        (["--version"], 0, rapt.__version__),
+    ],
+)
+def test_the_command(arguments, status, text, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["rapt", *arguments])
     assert __main__.main() == status
     printed = capsys.readouterr()
-    assert (rapt.__version__ if arguments == ["--version"] else "rapt check") in printed.out + printed.err
+    assert text in (printed.err if status else printed.out)
+
+
+def test_a_reader_that_closes_the_pipe_gets_no_traceback():
+    command = [sys.executable, "-m", "rapt", "--help"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
+        run.stdout.close()
+        assert run.stderr.read() == b""
