@@ -16,6 +16,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from rapt._requirements import require
+
+require("rapt.flash_attn", "torch")
+
 from torch import Tensor
 
 from rapt import _refusals

@@ -20,6 +20,10 @@ from __future__ import annotations
 
 from typing import Any, Literal, TypeAlias
 
+from rapt._requirements import require
+
+require("rapt.mla", "torch")
+
 import torch
 from torch import Tensor
 

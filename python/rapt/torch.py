@@ -52,6 +52,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
+from rapt._requirements import require
+
+require("rapt.torch", "torch")
+
 import torch
 from torch import Tensor
 from torch._C import _len_torch_function_stack, _pop_torch_function_stack, _push_on_torch_function_stack

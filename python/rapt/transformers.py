@@ -36,6 +36,11 @@ import warnings
 from functools import cache
 from typing import Any
 
+from rapt._requirements import require
+
+require("rapt.transformers", "torch")
+require("rapt.transformers", "transformers")
+
 import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
