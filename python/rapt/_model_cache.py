@@ -32,9 +32,10 @@ class Cache(DynamicCache):
                     keeps the states of linear attention. None: every layer keeps all keys and values.
     max_length      The largest number of tokens, if known. Memory doubles when it is full, up to max_length, and beyond
                     it only if there are more tokens. On CPUs, room that is not written yet is address space only.
-    kv_dtype        "i8", "i4x2", "f8e4m3" or "f8e5m2": keys and values are quantised as they are written, and rapt's
-                    attention reads the codes. Each row has a float32 scale; with "i4x2" every 32 columns have one if 32
-                    divides d. Other attention implementations, gradients and compiled code raise ValueError.
+    kv_dtype        "i8", "i4x2" or an 8-bit float, as for rapt.attention: keys and values are quantised as they are
+                    written, and rapt's attention reads the codes. Each row has a float32 scale; with "i4x2" every 32
+                    columns have one if 32 divides d. Other attention implementations, gradients and compiled code raise
+                    ValueError.
 
     generate() makes such a cache itself for models with rapt's attention, without kv_dtype. DynamicCache's methods
     work: crop(), reorder_cache(), batch_repeat_interleave(), batch_select_indices(), reset(). Copies (copy.deepcopy)
