@@ -17,7 +17,7 @@ namespace rapt {
 class RAPT_API Executor {
  public:
   virtual ~Executor();
-  /// The name that Plan::executor() and logs show.
+  /// The name that Plan::executor() returns.
   virtual std::string_view name() const noexcept = 0;
   /// The largest number of workers worth starting now, at least 1.
   virtual int concurrency() const = 0;

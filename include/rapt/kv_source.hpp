@@ -34,8 +34,8 @@ struct KvSource {
   TensorView counts;       ///< gathered, optional: i32 or i64 [b, sq]: entries that count, 0 <= count <= n
   TensorView k_scale,
       v_scale;  ///< f32, optional: shape of k or v with groups for d; sizes of 1 in b (pages) and s broadcast
-  TensorView k_zero, v_zero;  ///< f32, optional, likewise; 0 where none is given
-  TensorView k_tail;          ///< f32, bf16 or f16, optional, beside a quantised k: k's shape with any size for d
+  TensorView k_zero, v_zero;  ///< f32, optional, shapes as for the scales; default 0
+  TensorView k_tail;          ///< f32, bf16 or f16, optional, with a quantised k: k's shape with any size in place of d
 
   KvSource() = default;
   /// One tensor each: k [b, hk, sk, d] and v [b, hk, sk, dv]. `seqlens`, if given, has the number of keys of each

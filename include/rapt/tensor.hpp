@@ -31,7 +31,7 @@ __extension__ using BFloat16 = __bf16;
 using BFloat16 = void;
 #endif
 
-// Bytes without a sign are nobody's: bool, i4x2 and both 8-bit floats come in them. Nor is char, which is text.
+// Unsigned bytes have no DType: they may hold bool, i4x2 or either 8-bit float. Nor has char, which is text.
 template <class T>
 constexpr DType dtype_of() {
   using U = std::remove_cv_t<T>;

@@ -21,8 +21,10 @@ A call that rapt cannot compute goes to PyTorch's function, with a `FallbackWarn
 tensors on devices without kernels in this build; float64; nested and sparse tensors; DTensor and other classes with a
 __torch_dispatch__; a scale that is no finite float32; torch.func's transforms and forward-mode gradients;
 torch.jit.trace; torch.onnx.export; torch.nn.attention.sdpa_kernel without FLASH_ATTENTION (rapt's kernels count as this
-backend); and arguments that PyTorch refuses. To make fallbacks errors, call `warnings.simplefilter("error",
-rapt.torch.FallbackWarning)`. torch.jit.script compiles PyTorch's function without a warning.
+backend); and arguments that PyTorch refuses. torch.jit.script compiles PyTorch's function without a warning. To make
+fallbacks errors:
+
+    warnings.simplefilter("error", rapt.torch.FallbackWarning)
 
 Modes and subclasses of torch.overrides see PyTorch's own function. Calls that they leave to it go to rapt. rapt takes
 CausalBias. In torch.profiler a call is the event "rapt::scaled_dot_product_attention".
