@@ -12,6 +12,8 @@
 #include <cpuid.h>
 #endif
 
+#include "core/text.hpp"
+
 namespace rapt::cpu {
 namespace {
 
@@ -44,18 +46,17 @@ namespace {
 [[maybe_unused]] std::string missing_for_avx512() {
   if (std::string missing = missing_for_avx2(); !missing.empty()) return missing;
   if (!__builtin_cpu_supports("avx512f")) return "this CPU or OS has no AVX-512";
-  if (!__builtin_cpu_supports("avx512bw") || !__builtin_cpu_supports("avx512dq") ||
-      !__builtin_cpu_supports("avx512vl") || !__builtin_cpu_supports("avx512cd"))
-    return "this CPU lacks AVX-512 BW, DQ, VL or CD (x86-64-v4)";
-  return {};
+  return lacking("AVX-512", {{"BW", __builtin_cpu_supports("avx512bw") != 0},
+                             {"DQ", __builtin_cpu_supports("avx512dq") != 0},
+                             {"VL", __builtin_cpu_supports("avx512vl") != 0},
+                             {"CD", __builtin_cpu_supports("avx512cd") != 0}});
 }
 // VBMI and VBMI2 are for exp2 on 16-bit integers. AMX kernels need all of it too.
 [[maybe_unused]] std::string missing_for_avx512bf16() {
   if (std::string missing = missing_for_avx512(); !missing.empty()) return missing;
-  if (!__builtin_cpu_supports("avx512vbmi") || !__builtin_cpu_supports("avx512vbmi2") ||
-      !__builtin_cpu_supports("avx512bf16"))
-    return "this CPU lacks AVX-512 VBMI, VBMI2 or BF16";
-  return {};
+  return lacking("AVX-512", {{"VBMI", __builtin_cpu_supports("avx512vbmi") != 0},
+                             {"VBMI2", __builtin_cpu_supports("avx512vbmi2") != 0},
+                             {"BF16", __builtin_cpu_supports("avx512bf16") != 0}});
 }
 // AMD's CPUs (Zen 4) multiply pairs of bf16 as fast as fp32 numbers, Intel's (Xeons with AMX) at a quarter of that.
 [[maybe_unused]] const char* slow_avx512bf16() {
@@ -147,6 +148,14 @@ CpuMachine probe() {
 }
 
 }  // namespace
+
+std::string lacking(std::string_view family, std::initializer_list<std::pair<std::string_view, bool>> features) {
+  std::vector<std::string_view> missing;
+  for (const auto& [name, is_there] : features)
+    if (!is_there) missing.push_back(name);
+  if (missing.empty()) return {};
+  return "this CPU lacks " + std::string(family) + " " + list_text(missing, " and ");
+}
 
 std::string cpu_model() {
   std::ifstream file("/proc/cpuinfo");

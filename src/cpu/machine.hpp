@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstddef>
+#include <initializer_list>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "cpu/registry.hpp"
@@ -29,6 +31,9 @@ struct CpuMachine {
 };
 
 const CpuMachine& machine();
+
+// "this CPU lacks AVX-512 VBMI and BF16": those features of a family that are false; empty if there are none.
+std::string lacking(std::string_view family, std::initializer_list<std::pair<std::string_view, bool>> features);
 
 // The CPU's model name; empty where the OS does not say.
 std::string cpu_model();

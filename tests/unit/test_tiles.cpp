@@ -363,3 +363,10 @@ TEST_CASE("numbers that components cannot hold are found, wherever they are in a
     }
   }
 }
+
+TEST_CASE("tiles: an unusable instruction set names the features that the CPU lacks", "[unit]") {
+  CHECK(rapt::cpu::lacking("AVX-512", {{"VBMI", true}, {"BF16", true}}).empty());
+  CHECK(rapt::cpu::lacking("AVX-512", {{"VBMI", true}, {"BF16", false}}) == "this CPU lacks AVX-512 BF16");
+  CHECK(rapt::cpu::lacking("AVX-512", {{"VBMI", false}, {"VBMI2", false}, {"BF16", false}}) ==
+        "this CPU lacks AVX-512 VBMI, VBMI2 and BF16");
+}
