@@ -45,7 +45,7 @@ def _with(ours: Callable[..., Any], theirs: Any) -> Callable[..., Any]:
 def _misfit(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float) -> bool:
     reason = "dropout in PyTorch's operator" if dropout_p != 0 else ""
     if q.dim() != 4 or q.shape[-1] != v.shape[-1]:
-        reason = reason or "queries and values of different head sizes in PyTorch's operator"
+        reason = reason or "queries and values of different head dimensions in PyTorch's operator"
     reason = reason or _refusals.misfit(q, k, v, mask, q.shape[-3] != k.shape[-3])
     return bool(reason) and _refusals.warn(reason)
 

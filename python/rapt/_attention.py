@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import operator
 from collections.abc import Callable, Sequence
@@ -168,6 +169,13 @@ def check_lists(indices: Any, counts: Any) -> None:
         raise ValueError("counts: got an array without indices; wanted both: they count the entries of lists")
 
 
+def unexpected(function: str, name: str) -> TypeError:
+    """The error for a keyword that attention() does not have, with similar names that it has."""
+    near = sorted(difflib.get_close_matches(name, SIGNATURE.parameters))
+    meant = f". Did you mean {' or '.join(near)}?" if near else ""
+    return TypeError(f"{function}() got an unexpected keyword argument {name!r}{meant}")
+
+
 def dropout_mask(b: int, hq: int, sq: int, sk: int, p: float, seed: int, offset: int = 0) -> np.ndarray[Any, Any]:
     """The dropout mask of attention(..., dropout_p=p, seed=seed, offset=offset).
 
@@ -215,6 +223,9 @@ def explain(*args: Any, **kwargs: Any) -> _core.Explanation:
     Takes the arguments of attention(). Returns an Explanation; print it for a readable description. Raises as
     attention() does.
     """
+    for name in kwargs:
+        if name not in SIGNATURE.parameters:
+            raise unexpected("explain", name)
     bound = SIGNATURE.bind(*args, **kwargs)
     bound.apply_defaults()
     check_lists(bound.arguments["indices"], bound.arguments["counts"])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from rapt import _core
 from rapt._arrays import Array, empty_gradients
-from rapt._attention import SIGNATURE, Differentiable, check_lists, forward_arguments
+from rapt._attention import SIGNATURE, Differentiable, check_lists, forward_arguments, unexpected
 
 __all__ = ["Gradients", "attention_backward"]
 
@@ -66,7 +66,7 @@ def attention_backward(
     """
     for name in forward:
         if name not in _FORWARD:
-            raise TypeError(f"attention_backward() got an unexpected keyword argument {name!r}")
+            raise unexpected("attention_backward", name)
     get = forward.get
     check_lists(get("indices"), get("counts"))
     inputs = {"q": q, "k": k, "v": v, "bias": get("bias"), "sinks": get("sinks"), "alibi": get("alibi")}

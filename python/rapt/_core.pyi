@@ -39,8 +39,8 @@ class Explanation:
 
     @property
     def candidates(self) -> list[tuple[str, str]]:
-        """All kernels, best first, each with the reason why it was passed over. The reason is "" for the chosen kernel and
-        for usable ones later in the order."""
+        """All kernels, best first, each with the reason why it was passed over. The reason is "" for the chosen kernel
+        and for usable ones later in the order."""
 
 def attention(*arguments: Any) -> Any:
     """`rapt.attention`: all its arguments, in its order."""

@@ -83,7 +83,7 @@ def check(tensors: dict[str, Tensor | None], shapes: dict[str, str]) -> None:
 
 
 def check_rows(q: Tensor, k: Tensor, v: Tensor, names: tuple[str, str, str] = ("q", "k", "v")) -> None:
-    """Raises where types, heads or head sizes do not fit; `names` are the caller's."""
+    """Raises where types, heads or head dimensions do not fit; `names` are the caller's."""
     for name, x in zip(names, (q, k, v)):
         if x.dtype not in _DTYPES:
             raise TypeError(f"{name}: got {x.dtype}; wanted torch.bfloat16, torch.float16 or torch.float32")

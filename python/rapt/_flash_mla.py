@@ -101,7 +101,7 @@ def flash_mla_with_kvcache(
         if causal:
             raise ValueError("causal: got True with indices; wanted False: a list says which keys a query sees")
         if k_cache.shape[2] != 1:
-            raise ValueError(f"k_cache: got shape {list(k_cache.shape)} with indices; wanted one key head")
+            raise ValueError(f"k_cache: got shape {list(k_cache.shape)} with indices; wanted one KV head")
         if indices.shape[:2] != q.shape[:2] or indices.dim() != 3:
             raise ValueError(f"indices: got shape {list(indices.shape)}; wanted [{q.shape[0]}, {q.shape[1]}, topk]")
         if topk_length is not None:
@@ -179,7 +179,7 @@ def flash_mla_sparse_fwd(
     _check_dims("kv", kv, "[sk, 1, d]")
     _check_value_columns("d_v", d_v, kv)
     if kv.shape[1] != 1:
-        raise ValueError(f"kv: got shape {list(kv.shape)}; wanted [sk, 1, d], one key head")
+        raise ValueError(f"kv: got shape {list(kv.shape)}; wanted [sk, 1, d], one KV head")
     if indices.dim() != 3 or indices.shape[:2] != (q.shape[0], 1):
         raise ValueError(f"indices: got shape {list(indices.shape)}; wanted [{q.shape[0]}, 1, topk]")
     if topk_length is not None and tuple(topk_length.shape) != (q.shape[0],):

@@ -116,7 +116,7 @@ def misfit(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, gqa: bool) -> s
     if len(qs) < 2 or len(ks) < 2 or len(vs) < 2 or ks[-2] != vs[-2] or qs[-1] != ks[-1]:
         return "query, key and value whose shapes do not fit"
     if not 0 < qs[-1] <= MAX_HEAD_SIZE or not 0 < vs[-1] <= MAX_HEAD_SIZE:
-        return f"head sizes of 0, or above {MAX_HEAD_SIZE}"
+        return f"head dimensions of 0, or above {MAX_HEAD_SIZE}"
     if gqa and (len(qs) < 3 or len(ks) < 3 or len(vs) < 3 or ks[-3] != vs[-3] or ks[-3] == 0 or qs[-3] % ks[-3] != 0):
         return "enable_gqa with heads that do not divide"
     batch = batch_shape(qs, ks, vs, gqa)
@@ -168,7 +168,7 @@ def _cuda_refusal() -> str:
 
 
 def _cuda_preference(dtype: torch.dtype, d: int, dv: int) -> str:
-    """Why PyTorch is faster for calls with these head sizes, "" if it is not."""
+    """Why PyTorch is faster for calls with these head dimensions, "" if it is not."""
     largest, tensor_cores = _cuda_head_sizes(dtype)
     if dv > largest:
         return f"values of more than {largest} columns on a GPU"

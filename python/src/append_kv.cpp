@@ -21,6 +21,7 @@ void append_kv(const AppendArguments& a) {
   args.cache = cache_of(arrays, a.k, a.v, a.cache);
   args.seqlens = arrays.take("cache_seqlens", a.cache_seqlens, {.elements = Elements::integers});
   args.cu_seqlens = arrays.take("cu_seqlens", a.cu_seqlens, {.elements = Elements::integers});
+  if (!args.cu_seqlens) check_pages(args.cache.kind, args.cache.k, args.seqlens, args.k_new);
   const Context context = context_of(arrays, nb::none(), nb::none(), args.cache.k.device);
   {
     const nb::gil_scoped_release unlocked;

@@ -68,4 +68,13 @@ KvSource keys_of(Arrays& arrays, nb::handle k, nb::handle v, const KeyArguments&
   return arguments.layout.source(arrays, cache_of(arrays, k, v, arguments.cache, false));
 }
 
+void check_pages(KvSource::Kind kind, const Layout& k, const Layout& seqlens, const Layout& rows) {
+  if (kind != KvSource::Kind::strided || seqlens.ndim != 1 || k.ndim != 4 || rows.ndim != 4) return;
+  const std::int64_t b = rows.shape[0];
+  if (seqlens.shape[0] != b || k.shape[0] == b) return;
+  const std::string batch = std::to_string(b);
+  refuse_value("block_table", "None, with k of batch " + std::to_string(k.shape[0]) + " and cache_seqlens of " + batch,
+               "a block_table for pages, or k of batch " + batch);
+}
+
 }  // namespace rapt::python

@@ -22,5 +22,7 @@ struct KeyArguments {
 KvCache cache_of(Arrays& arrays, nb::handle k, nb::handle v, const CacheArguments& arguments);
 /// What attention reads. Refuses keys of two kinds.
 KvSource keys_of(Arrays& arrays, nb::handle k, nb::handle v, const KeyArguments& arguments);
+/// Refuses pages without a block_table: lengths that fit the sequences of `rows` [b, ..], and a k that does not.
+void check_pages(KvSource::Kind kind, const Layout& k, const Layout& seqlens, const Layout& rows);
 
 }  // namespace rapt::python

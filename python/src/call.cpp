@@ -176,6 +176,7 @@ AttentionArgs inputs_of(Arrays& arrays, const AttentionArguments& a) {
   args.q_scale = arrays.take("q_scale", a.q_scale, {.elements = Elements::f32});
   args.kv = keys_of(arrays, a.k, a.v, a.keys);
   args.cu_seqlens_q = arrays.take("cu_seqlens_q", a.cu_seqlens_q, {.elements = Elements::integers});
+  if (!args.cu_seqlens_q) check_pages(args.kv.kind, args.kv.k, args.kv.seqlens, args.q);
   args.score = score_of(arrays, a);
   return args;
 }

@@ -3,6 +3,7 @@
 #include "bind.hpp"
 #include "cache.hpp"
 #include "call.hpp"
+#include "error.hpp"
 #include "scalar.hpp"
 
 namespace rapt::python {
@@ -21,18 +22,28 @@ void rotary_append_kv(const RotaryArguments& a) {
   RotaryAppendKvArgs args;
   const Reading floats{.elements = Elements::floats}, integers{.elements = Elements::integers};
   args.append.k_new = arrays.take("k_new", a.k_new, floats), args.append.v_new = arrays.take("v_new", a.v_new, floats);
+  if (a.k.is_none() && !a.cache.kv_dtype.is_none())
+    refuse_value("kv_dtype", shown(a.cache.kv_dtype), "None without a cache");
   args.append.cache = cache_of(arrays, a.k, a.v, a.cache);
   args.append.seqlens = arrays.take("cache_seqlens", a.cache_seqlens, integers);
   args.append.cu_seqlens = arrays.take("cu_seqlens", a.cu_seqlens, integers);
+  if (!args.append.cu_seqlens)
+    check_pages(args.append.cache.kind, args.append.cache.k, args.append.seqlens, args.append.k_new);
   args.q = arrays.take("q", a.q, floats);
   args.q_out = arrays.take("q_out", a.q_out, {.writable = true, .elements = Elements::floats});
   args.k_out = arrays.take("k_out", a.k_out, {.writable = true, .elements = Elements::floats});
   args.cos = arrays.take("cos", a.cos, floats), args.sin = arrays.take("sin", a.sin, floats);
   args.positions = arrays.take("positions", a.positions, integers);
   args.q_norm = arrays.take("q_norm", a.q_norm, floats), args.k_norm = arrays.take("k_norm", a.k_norm, floats);
-  args.norm_eps = real("norm_eps", a.norm_eps).value_or(args.norm_eps);
+  const std::optional<float> norm_eps = real("norm_eps", a.norm_eps);
+  if (!norm_eps) refuse_type("norm_eps", "None", "a number");
+  args.norm_eps = *norm_eps;
   args.norm_plus_one = truth("norm_plus_one", a.norm_plus_one), args.interleaved = truth("interleaved", a.interleaved);
-  if (!a.rotary_dim.is_none()) args.rotary_dim = integer("rotary_dim", a.rotary_dim, "None or an even number");
+  if (!a.rotary_dim.is_none()) {
+    args.rotary_dim = integer("rotary_dim", a.rotary_dim, "None or an even number");
+    // In C++ 0 stands for the width of cos, as None does here.
+    if (args.rotary_dim == 0) refuse_value("rotary_dim", "0", "None or an even number from 2");
+  }
   args.rotary_offset = integer("rotary_offset", a.rotary_offset, "0 or a channel");
   const Context context = context_of(arrays, nb::none(), nb::none(), args.append.k_new.device);
   {

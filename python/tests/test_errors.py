@@ -95,7 +95,7 @@ def read_only():
         ({"kernel": "attention_fast"}, ValueError, r"kernel: got \"attention_fast\""),
         ({"kernel": "append_kv.f64.generic"}, ValueError, r"kernel: got \"append_kv.f64.generic\"; wanted an entry of attention"),
         ({"kernel": "\ud800"}, ValueError, r"kernel: got .*; wanted the name of an entry"),
-        ({"out": np.empty((2, 4, 8, 15), np.float32)}, ValueError, r"out: got shape \[2, 4, 8, 15\]; wanted v's head size"),
+        ({"out": np.empty((2, 4, 8, 15), np.float32)}, ValueError, r"out: got shape \[2, 4, 8, 15\]; wanted v's head dimension"),
         ({"out": Q}, ValueError, r"out: got memory shared with q"),
         ({"out": read_only()}, ValueError, r"out: got a read-only array; wanted one that can be written"),
         ({"out": np.broadcast_to(np.float32(0), Q.shape)}, ValueError, r"out: got a read-only array"),
@@ -106,6 +106,25 @@ def test_refusals(change, error, message):
     for call in (rapt.attention, rapt.explain):
         with pytest.raises(error, match=message):
             call(**arguments)
+
+
+def test_pages_without_a_block_table():
+    pages, lengths = np.zeros((5, 2, 8, 16), np.float32), np.array([3, 4])
+    for call in (
+        lambda: rapt.attention(Q, pages, pages, cache_seqlens=lengths),
+        lambda: rapt.append_kv(K, V, pages, pages, lengths),
+    ):
+        with pytest.raises(ValueError, match="^block_table: got None, with k of batch 5 and cache_seqlens of 2; wanted a block_table"):
+            call()
+
+
+def test_a_keyword_that_is_nearly_right():
+    with pytest.raises(TypeError, match=r"^explain\(\) got .* 'seqlens'. Did you mean cache_seqlens or cu_seqlens_k or cu_seqlens_q\?$"):
+        rapt.explain(Q, K, V, seqlens=np.array([8, 8]))
+    with pytest.raises(TypeError, match=r"^attention_backward\(\) got .* 'seqlens'. Did you mean cache_seqlens or cu_seqlens_k or cu_seqlens_q\?$"):
+        rapt.attention_backward(Q, Q, K, V, Q, Q[..., 0], seqlens=np.array([8, 8]))
+    with pytest.raises(TypeError, match=r"^explain\(\) got an unexpected keyword argument 'xyz'$"):
+        rapt.explain(Q, K, V, xyz=1)
 
 
 def test_nothing_is_written_when_refused():

@@ -318,7 +318,7 @@ def test_opcheck(tensors, mask, is_causal, scale, gqa):
         ((2, 4, 9, 16), (2, 4, 9, 8), (2, 4, 9, 16), None, False, "whose shapes do not fit"),
         ((2, 4, 9, 16), (2, 3, 9, 16), (2, 3, 9, 16), None, True, "heads that do not divide"),
         ((4, 9, 16), (4, 9, 16), (9, 16), None, True, "heads that do not divide"),
-        ((2, 4, 9, 16), (2, 4, 9, 16), (2, 4, 9, 0), None, False, "head sizes of 0"),
+        ((2, 4, 9, 16), (2, 4, 9, 16), (2, 4, 9, 0), None, False, "head dimensions of 0"),
         ((9, 16), (9, 16), (9, 16), torch.zeros(9), False, "attn_mask whose shape does not fit"),
         ((9, 16), (9, 16), (9, 16), torch.zeros(8, 9), False, "attn_mask whose shape does not fit"),
         ((9, 16), (9, 16), (9, 16), torch.zeros(9, 9, dtype=torch.int64), False, "attn_mask of torch.int64"),
@@ -392,7 +392,7 @@ Q = randn(2, 4, 9, 16)
 FALLBACKS = {
     "tensors of torch.float64": ((Q.double(),) * 3, {}),
     "not on the CPU": ((Q.to("meta"),) * 3, {}),
-    "head sizes of 0": ((Q, Q, Q[..., :0]), {}),
+    "head dimensions of 0": ((Q, Q, Q[..., :0]), {}),
 }
 
 

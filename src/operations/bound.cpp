@@ -17,11 +17,16 @@ using std::int64_t;
 
 // What a dimension counts, beside its name.
 constexpr std::pair<std::string_view, std::string_view> kNouns[] = {
-    {"b", "batch"},         {"sq", "rows"},         {"sk", "rows"},         {"h", "heads"},
-    {"hq", "heads"},        {"hk", "heads"},        {"hv", "heads"},        {"d", "head size"},
-    {"dk", "head size"},    {"dv", "head size"},    {"total_q", "rows"},    {"total_k", "rows"},
-    {"total", "rows"},      {"pages", ""},          {"t", "tokens"},        {"page_size", "rows"},
-    {"k_groups", "groups"}, {"v_groups", "groups"}, {"cache_rows", "rows"}, {"h_out", "max(hq, hk, hv) heads"},
+    {"b", "batch"},           {"sq", "rows"},
+    {"sk", "rows"},           {"h", "heads"},
+    {"hq", "heads"},          {"hk", "heads"},
+    {"hv", "heads"},          {"d", "head dimension"},
+    {"dk", "head dimension"}, {"dv", "head dimension"},
+    {"total_q", "rows"},      {"total_k", "rows"},
+    {"total", "rows"},        {"pages", ""},
+    {"t", "tokens"},          {"page_size", "rows"},
+    {"k_groups", "groups"},   {"v_groups", "groups"},
+    {"cache_rows", "rows"},   {"h_out", "max(hq, hk, hv) heads"},
 };
 
 // "[1, 2, sk]", of the sizes that are known.
@@ -258,7 +263,7 @@ void Bound::check() {
         if (a.is_needed(mode)) refuse_missing(BoundTensor{&a, &view, 0, static_cast<std::uint32_t>(i)});
         continue;
       }
-      if (!(a.only_in & mode)) throw Error(a.name, "a tensor", "none without " + mode_text(a.only_in, " or "));
+      if (!(a.only_in & mode)) throw Error(a.name, "a tensor", "one only with " + mode_text(a.only_in, " or "));
       bind(a, view, i);
     }
   }

@@ -15,7 +15,7 @@
 namespace rapt::testing {
 namespace {
 
-constexpr std::int64_t hq = 4, hk = 2, d = 16;                    // query heads, key heads, head dimension
+constexpr std::int64_t hq = 4, hk = 2, d = 16;                    // query heads, KV heads, head dimension
 constexpr std::int64_t page_count = 64, page_size = 8, most = 8;  // pages, keys of a page, pages of a sequence
 
 struct PagedCache {

@@ -23,7 +23,7 @@ void check_cache(const AttentionProblem& p) {
   const int64_t d = p.d - p.k_tail;  // of k's own rows
   check_tail("kv.k_tail", p.kv_dtype, p.d, p.k_tail, p.k_tail_dtype);
   if (p.latent && p.dv > d)
-    throw Error("v", "head size " + std::to_string(p.dv),
+    throw Error("v", "head dimension " + std::to_string(p.dv),
                 "at most k's, whose rows begin with v's: " + std::to_string(d));
   check_key_lengths(p);
   check_modifiers(p);
@@ -79,7 +79,7 @@ void check_scales(std::string_view name, DType dtype, int64_t size, int64_t grou
   if (groups == 0 && needs_scales(dtype)) refuse("no tensor", "scales for " + type());
   if (groups != 0 && is_float(dtype)) refuse("scales for " + type(), "none, or quantised keys and values");
   if (groups < 0 || (groups > 0 && size % groups != 0))
-    refuse(std::to_string(groups) + " groups", "a divisor of the head size " + std::to_string(size));
+    refuse(std::to_string(groups) + " groups", "a divisor of the head dimension " + std::to_string(size));
   if (dtype == DType::i4x2 && size / groups % 2 != 0)
     refuse("groups of " + std::to_string(size / groups) + " elements", "an even number of i4x2");
 }
@@ -87,7 +87,7 @@ void check_scales(std::string_view name, DType dtype, int64_t size, int64_t grou
 void check_tail(std::string_view name, DType dtype, int64_t d, int64_t tail, DType tail_dtype) {
   if (tail < 0 || (tail > 0 && tail >= d))
     throw Error(std::string(name), std::to_string(tail) + " columns",
-                "fewer than the head size d = " + std::to_string(d));
+                "fewer than the head dimension d = " + std::to_string(d));
   if (tail > 0 && is_float(dtype))
     throw Error(std::string(name), "columns beside keys of " + std::string(to_string(dtype)),
                 "none, or quantised keys: others have all columns in k");
@@ -106,8 +106,8 @@ void check(const AttentionProblem& p) {
   if (p.q_scale && p.q_dtype != DType::f8e4m3)
     throw Error("q_scale", "scales for " + std::string(to_string(p.q_dtype)), "none, or queries of f8e4m3");
   check_type("k", p.kv_dtype, kCacheTypes);
-  if (p.d < 1 || p.d > kMaxHeadSize) throw Error("q", "head size " + std::to_string(p.d), "1 to 8192");
-  if (p.dv < 1 || p.dv > kMaxHeadSize) throw Error("v", "head size " + std::to_string(p.dv), "1 to 8192");
+  if (p.d < 1 || p.d > kMaxHeadSize) throw Error("q", "head dimension " + std::to_string(p.d), "1 to 8192");
+  if (p.dv < 1 || p.dv > kMaxHeadSize) throw Error("v", "head dimension " + std::to_string(p.dv), "1 to 8192");
   check_heads(p.hq, p.hk);
   if (!std::isfinite(p.scale)) throw Error("score.scale", shortest(p.scale), "a finite number");
   Modifiers::for_each([&]<class M>(M) { M::check(p); });

@@ -61,7 +61,7 @@ void check_dropout(const char* name, float p);
 // Throws Error for a tail of keys of size d, columns in a tensor of their own, that no cache of the type has.
 void check_tail(std::string_view name, DType dtype, std::int64_t d, std::int64_t tail, DType tail_dtype);
 
-// Throws Error for scales that no cache of the type and head sizes has.
+// Throws Error for scales that no cache of the type and head dimensions has.
 void check_scales(std::string_view name, DType dtype, std::int64_t size, std::int64_t groups);
 
 }  // namespace rapt

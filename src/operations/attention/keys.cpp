@@ -75,12 +75,13 @@ void check_key_shapes(const KvSource& kv, const Bound& bound) {
     check_tail("kv.k_tail", kv.k.dtype, q_size, tail, kv.k_tail.dtype);
   }
   const int64_t d = q_size - tail;
-  if (d % per_byte != 0) throw Error("q", "head size " + std::to_string(q_size), "an even one for keys of i4x2");
+  if (d % per_byte != 0) throw Error("q", "head dimension " + std::to_string(q_size), "an even one for keys of i4x2");
   if (bound[attention_dimension("dk")] != d)
-    throw Error("k", "shape " + shape_text(kv.k),
-                std::string(per_byte == 1 ? tail > 0 ? "q's head size d less k_tail's columns" : "q's head size d"
-                                          : "half of q's head size d, less k_tail's columns, in bytes,") +
-                    " = " + std::to_string(d / per_byte));
+    throw Error(
+        "k", "shape " + shape_text(kv.k),
+        std::string(per_byte == 1 ? tail > 0 ? "q's head dimension d less k_tail's columns" : "q's head dimension d"
+                                  : "half of q's head dimension d, less k_tail's columns, in bytes,") +
+            " = " + std::to_string(d / per_byte));
   KeyKinds::visit(bound.mode, [&]<class K>(K) { K::check_batch(kv, bound); });
   check_heads(bound[attention_dimension("hq")], bound[attention_dimension("hk")]);
 }

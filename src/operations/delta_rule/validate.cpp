@@ -245,7 +245,7 @@ void check(const DeltaRuleProblem& p) {
   for (const auto& [name, size] : {std::pair{"b", p.b}, {"t", p.t}, {"hq", p.hq}, {"hk", p.hk}, {"hv", p.hv}})
     if (size < 0 || size > kMaxSize) throw Error(name, std::to_string(size), "0 to 2^48");
   for (const auto& [name, size] : {std::pair{"q", p.d}, {"v", p.dv}})
-    if (size < 1 || size > kMaxStateSize) throw Error(name, "head size " + std::to_string(size), "1 to 256");
+    if (size < 1 || size > kMaxStateSize) throw Error(name, "head dimension " + std::to_string(size), "1 to 256");
   if (!divides(p.hk, p.hv) && !divides(p.hv, p.hk) && (p.hk | p.hv) != 0)
     throw Error("v", std::to_string(p.hv) + " heads", "a multiple or a divisor of k's " + std::to_string(p.hk));
   const int64_t h = p.state_heads();

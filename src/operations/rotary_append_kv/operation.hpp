@@ -11,8 +11,8 @@ struct OperationOf<RotaryAppendKvArgs> {
   using C = rapt_rotary_append_kv_args;
   struct Modes : AppendModes {
     static constexpr unsigned cached = last << 1, returned = last << 2, with_q = last << 3, tables = last << 4;
-    static constexpr auto names = join(AppendModes::names, std::array{"a cache", "a call without a cache", "q",
-                                                                      "tables of positions, cos [positions, r],"});
+    static constexpr auto names =
+        join(AppendModes::names, std::array{"a cache", "a call without a cache", "q", "tables cos [positions, r]"});
   };
   static constexpr auto& modes = Modes::names;
 

@@ -165,6 +165,10 @@ unsigned Op::mode(const Args& args) {
   if (cache.k && args.k_out) throw Error("k_out", "a tensor", "none with a cache, which keys go to");
   if (!cache.k && cache.kind != KvSource::Kind::strided)
     throw Error("cache.k", "no tensor", std::string("one for ") + KvModes::name_of(mode & KvModes::any));
+  if (args.cos.ndim == 1 || args.cos.ndim == 4)
+    throw Error("cos", "shape " + shape_text(args.cos),
+                std::string("[positions, r], or a row for each new row, ") +
+                    (mode & Modes::ragged ? "[1, total, r]" : "[b or 1, n, r]"));
   mode |= cache.k ? Modes::cached : Modes::returned;
   if (args.q) mode |= Modes::with_q;
   if (args.cos.ndim == 2) mode |= Modes::tables;
@@ -202,7 +206,7 @@ Call Op::bind(const Args& args, Bound& bound) {
   if (!(args.norm_eps >= 0) || !std::isfinite(args.norm_eps))
     throw Error("norm_eps", shortest(args.norm_eps), "0 or a finite number above");
   if (!p.rows && !args.positions && !args.append.seqlens)
-    throw Error("positions", "no tensor", "positions, or seqlens that they follow from");
+    throw Error("positions", "no tensor", "positions, or the lengths of the sequences, which give them");
   if (!p.rows && args.cos.shape[0] == 0 && f.total > 0) throw Error("cos", "no rows", "a row for every position");
   check_shared(args, p);
 

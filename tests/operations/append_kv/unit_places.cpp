@@ -308,7 +308,7 @@ TEST_CASE("append: errors name what has to change, and where it is", "[unit]") {
     return refused_text([&] { append_kv(valid.args); });
   };
   CHECK(message([](Valid& a) { a.args.k_new.shape[3] = 7; }) ==
-        "k_new: shape [2, 2, 3, 7]; wanted the head size d = 10");
+        "k_new: shape [2, 2, 3, 7]; wanted the head dimension d = 10");
   CHECK(message([](Valid& a) { a.args.seqlens.shape[0] = 1; }) ==
         "seqlens: shape [1]; wanted cache.block_table's batch b = 2");
   CHECK(message([](Valid& a) { a.args.k_new.shape[0] = 1; }) ==

@@ -56,6 +56,7 @@ TEST_CASE("rotary_append_kv: arguments that do not fit are refused by name", "[u
   CHECK(refused([](Call& c) { c.args.q_out = {}; }) == "q_out");
   CHECK(refused([](Call& c) { c.args.q = {}; }) == "q_out");
   CHECK(refused([](Call& c) { c.args.cos = {}; }) == "cos");
+  CHECK(refused([](Call& c) { c.args.cos = c.norm.view(); }) == "cos");
   CHECK(refused([](Call& c) { c.args.sin = {}; }) == "sin");
   CHECK(refused([](Call& c) { c.args.sin = slice(c.args.sin, 0, 0, 6); }) == "sin");
   CHECK(refused([](Call& c) { c.args.q = slice(c.args.q, 2, 0, 2); }) == "q");
