@@ -157,6 +157,18 @@ class _InPlace(_Layer):
             self.append_codes(key_states, value_states)
         self.place = Place.of(self.__dict__.get("memory", {}), self.keys, self.values)
 
+    def append_rotated(self, query: Tensor, key_states: Tensor, value_states: Tensor, options: tuple[Any, ...]) -> Any:
+        """update() of keys before their norm and rotation, in one call, where that is possible (Place.append_rotated), else None."""
+        place = self.place
+        if place is None or place.keys is not self.keys or place.values is not self.values:
+            if (memory := self.__dict__.get("memory")) is None:
+                return None
+            place = self.place = Place.of(memory, self.keys, self.values)
+        if place is None or not place.append_rotated(query, key_states, value_states, options):
+            return None
+        self.keys, self.values = place.keys, place.values
+        return self.keys, self.values
+
     def append_codes(self, key_states: Tensor, value_states: Tensor) -> None:
         rows, new = self.keys.shape[-2], key_states.shape[-2]
         start = self.first_row("keys", self.keys)
@@ -321,8 +333,16 @@ class _InPlaceWindow(_InPlace, _Window):
             return super().update(key_states, value_states, *args, **kwargs)
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        new, past = key_states.shape[-2], self.sliding_window - 1
         self.append(key_states, value_states)
+        return self.shown(key_states.shape[-2])
+
+    def append_rotated(self, query: Tensor, key_states: Tensor, value_states: Tensor, options: tuple[Any, ...]) -> Any:
+        appended = super().append_rotated(query, key_states, value_states, options)
+        return None if appended is None else self.shown(key_states.shape[-2])
+
+    def shown(self, new: int) -> Any:
+        """Keys and values that the rows that came last may see. The window of the next rows stays."""
+        past = self.sliding_window - 1
         self.cumulative_length += new
         keys, values = self.keys, self.values
         if self.record_past:

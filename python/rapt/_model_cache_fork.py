@@ -54,6 +54,9 @@ class ForkedLayer(_Full):  # type: ignore[misc]
         self.own.update(key_states, value_states, *args, **kwargs)
         return self.keys, self.values
 
+    def append_rotated(self, *arguments: Any) -> Any:
+        return None if self.own.append_rotated(*arguments) is None else (self.keys, self.values)
+
     def get_seq_length(self) -> int:
         return sum(part.shape[-2] for part, _ in self.parts) + int(self.own.get_seq_length())
 

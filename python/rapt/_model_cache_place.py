@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
+from rapt import _core
 from rapt._codes import Codes, Rows, parts_of, write
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -40,6 +42,10 @@ class Place:
     """Whether the memory was made in inference mode, and may be written there alone."""
     addresses: list[tuple[int, int]]
     """Where each part of the memory begins and ends."""
+    arrays: Any
+    """Keys and values as the extension reads them, and what it is given beside them. None for latents in codes."""
+    views: tuple[Callable[[int, int], Any], ...]
+    """Of the memory of keys and of values, from a row on, so many rows."""
 
     @classmethod
     def of(cls, memory: dict[str, Rows], keys: Rows, values: Rows) -> Place | None:
@@ -52,10 +58,15 @@ class Place:
         if start is None or start != first_row(v, values) or room != v_room or b * h == 0:
             return None
         parts = (*parts_of(k), *parts_of(v))
+        arrays: Any = (k, v, (None,) * 6)
+        if isinstance(k, Codes):
+            arrays = (k.codes, v.codes, (k.scale, v.scale, None, None, None, k.kv_dtype)) if isinstance(v, Codes) else None
         return cls(
             *(keys, values, k, v, start, keys.shape[2], room, k.dtype, (b, h, d, dv), np.empty(b, np.int64)),
             inference=any(x.is_inference() for x in parts),
             addresses=[addresses_of(x) for x in parts],
+            arrays=arrays,
+            views=(_views_of(k), _views_of(v)),
         )
 
     def takes(self, key_states: Tensor, value_states: Tensor) -> bool:
@@ -80,22 +91,42 @@ class Place:
     def append(self, key_states: Tensor, value_states: Tensor) -> None:
         self.before.fill(self.start + self.rows)
         write(key_states, value_states, self.key_memory, self.value_memory, self.before)
-        self.rows += key_states.shape[2]
-        self.keys, self.values = self.view(self.key_memory), self.view(self.value_memory)
+        self.show(self.start, self.rows + key_states.shape[2])
+
+    def append_rotated(self, query: Tensor, key_states: Tensor, value_states: Tensor, options: tuple[Any, ...]) -> bool:
+        """The same for keys before their norm and rotation, and for a query, with the arguments of rapt.rotary_append_kv from cos to
+        q_out. False where nothing is written, because rapt refuses such tensors, or there is no room."""
+        n = key_states.shape[2]
+        if self.arrays is None or self.start + self.rows + n > self.room or n == 0 or (self.inference and not torch.is_inference_mode_enabled()):
+            return False
+        if key_states.dtype is not self.dtype or value_states.dtype is not self.dtype or type(value_states) is not Tensor:
+            return False
+        self.before.fill(self.start + self.rows)
+        keys, values, coding = self.arrays
+        try:
+            _core.rotary_append_kv(query, key_states, value_states, keys, values, self.before, None, *options, None, None, False, *coding)
+        except (TypeError, ValueError):
+            return False
+        self.show(self.start, self.rows + n)
+        return True
 
     def keep(self, rows: int) -> None:
         """The last rows only."""
-        self.start += self.rows - rows
-        self.rows = rows
-        self.keys, self.values = self.view(self.key_memory), self.view(self.value_memory)
+        self.show(self.start + self.rows - rows, rows)
 
-    def view(self, memory: Any) -> Any:
-        if isinstance(memory, Codes):
-            return memory.of(self.view(memory.codes), self.view(memory.scale))
-        b, h, _, d = memory.shape
-        strides = memory.stride()
-        first = memory.storage_offset() + self.start * strides[2]
-        return memory.as_strided((b, h, self.rows, d), strides, first)  # in half the time of narrow()
+    def show(self, start: int, rows: int) -> None:
+        """Makes keys and values of so many rows of the memory."""
+        self.start, self.rows = start, rows
+        keys, values = self.views
+        self.keys, self.values = keys(start, rows), values(start, rows)
+
+
+def _views_of(memory: Rows) -> Callable[[int, int], Any]:
+    if isinstance(memory, Codes):
+        codes, scale = _views_of(memory.codes), _views_of(memory.scale)
+        return lambda start, rows: memory.of(codes(start, rows), scale(start, rows))
+    (b, h, _, d), strides, first, view = memory.shape, memory.stride(), memory.storage_offset(), memory.as_strided
+    return lambda start, rows: view((b, h, rows, d), strides, first + start * strides[2])  # in half the time of narrow()
 
 
 def addresses_of(memory: Tensor) -> tuple[int, int]:
