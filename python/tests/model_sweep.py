@@ -261,10 +261,10 @@ def run(model, inputs):
         return model(**inputs)
 
 
-def run_in_steps(model, inputs):
+def run_in_steps(model, inputs, cache=None):
     """The logits or states of the first 4 tokens, two single ones, and the rest at once, with a cache."""
     name = "decoder_input_ids" if "decoder_input_ids" in inputs else "input_ids"
-    ids, outs, cache, start = inputs[name], [], None, 0
+    ids, outs, start = inputs[name], [], 0
     for stop in (4, 5, 6, ids.shape[1]):
         step = inputs | {name: ids[:, start:stop], "use_cache": True}
         if name == "input_ids":
@@ -276,6 +276,11 @@ def run_in_steps(model, inputs):
         outs.append(next(output[key] for key in ("logits", "last_hidden_state") if key in output))
         start = stop
     return {"steps": torch.cat(outs, 1)}
+
+
+def run_in_place(model, inputs):
+    """The same with a cache of rapt's."""
+    return run_in_steps(model, inputs, rapt.transformers.Cache(model.config))
 
 
 def run_packed(model, inputs):
@@ -337,6 +342,7 @@ def scenarios(model, other):
     elif "past_key_values" in parameters and padded:
         yield "steps", None, run_in_steps
         yield "steps left", "left", run_in_steps
+        yield "in place", "left", run_in_place
         if "position_ids" in parameters and not other:
             yield "packed", None, run_packed
         if "token_type_ids" in parameters:
