@@ -158,7 +158,7 @@ class _InPlace(_Layer):
         self.place = Place.of(self.__dict__.get("memory", {}), self.keys, self.values)
 
     def append_rotated(self, query: Tensor, key_states: Tensor, value_states: Tensor, options: tuple[Any, ...]) -> Any:
-        """update() of keys before their norm and rotation, in one call, where that is possible (Place.append_rotated), else None."""
+        """update() of keys before their norm and rotation, in one call. None if Place.append_rotated() writes nothing."""
         place = self.place
         if place is None or place.keys is not self.keys or place.values is not self.values:
             if (memory := self.__dict__.get("memory")) is None:

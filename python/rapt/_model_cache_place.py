@@ -94,17 +94,22 @@ class Place:
         self.show(self.start, self.rows + key_states.shape[2])
 
     def append_rotated(self, query: Tensor, key_states: Tensor, value_states: Tensor, options: tuple[Any, ...]) -> bool:
-        """The same for keys before their norm and rotation, and for a query, with the arguments of rapt.rotary_append_kv from cos to
-        q_out. False where nothing is written, because rapt refuses such tensors, or there is no room."""
+        """The same for keys before their norm and rotation, and for a query. options are rapt.rotary_append_kv's arguments
+        from cos to q_out. False if nothing is written, because rapt refuses such tensors, or there is no room."""
         n = key_states.shape[2]
-        if self.arrays is None or self.start + self.rows + n > self.room or n == 0 or (self.inference and not torch.is_inference_mode_enabled()):
+        if self.arrays is None or self.start + self.rows + n > self.room or n == 0:
+            return False
+        if self.inference and not torch.is_inference_mode_enabled():
             return False
         if key_states.dtype is not self.dtype or value_states.dtype is not self.dtype or type(value_states) is not Tensor:
             return False
         self.before.fill(self.start + self.rows)
         keys, values, coding = self.arrays
         try:
-            _core.rotary_append_kv(query, key_states, value_states, keys, values, self.before, None, *options, None, None, False, *coding)
+            _core.rotary_append_kv(
+                *(query, key_states, value_states, keys, values, self.before, None),
+                *(*options, None, None, False, *coding),
+            )
         except (TypeError, ValueError):
             return False
         self.show(self.start, self.rows + n)

@@ -20,6 +20,9 @@ calls no attention gives a rapt.torch.FallbackWarning.
 For models with rapt's attention, generate() makes a Cache, which is written in place, unless you pass a cache. Layers
 with the gated delta rule (Qwen3-Next, Qwen3.5, Kimi Linear, OLMo Hybrid, ...) use rapt's on the CPU.
 
+In most models, one call does the RMS norms of q and k, the rotary embedding and the append to the cache. fused(model)
+lists the layers that make this call, and register(name, fuse=False) leaves the work to the model's own code.
+
 Gradients and dropout are those of rapt.torch, with gradients of sinks and position biases. PyTorch computes float64,
 and calls on other devices that rapt.torch leaves to it, with a rapt.torch.FallbackWarning. Attention weights are not
 returned: use "eager" for output_attentions.
@@ -48,13 +51,14 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.masking_utils import causal_mask_function, eager_mask, sdpa_mask
 
 from rapt import _core, _model_attention, _model_cache, _model_delta_rule, _model_flash, _model_fork, _model_keywords
-from rapt import _model_latent, _model_masks, _model_serving, _model_sparse, _refusals, _seed
+from rapt import _model_latent, _model_masks, _model_rotary, _model_serving, _model_sparse, _refusals, _seed
 from rapt import torch as rapt_torch
 from rapt._codes import OnlyForRapt
 from rapt._model_cache import Cache
 from rapt._model_later import Later, made
+from rapt._model_rotary import fused
 
-__all__ = ["Cache", "register"]
+__all__ = ["Cache", "fused", "register"]
 
 _WHOLE_MASKS = "|whole_masks"
 _FLASH = "_flash"  # transformers and others look for "flash" in a name, and then give sequences without padding
@@ -65,10 +69,12 @@ _choose = _base.get_correct_attn_implementation
 _make_ready = _base.post_init
 
 
-def register(name: str = "rapt") -> None:
+def register(name: str = "rapt", *, fuse: bool = True) -> None:
     """Makes attn_implementation=name, and name + "_flash" for sequences without padding, known to transformers.
 
     name            The name, default "rapt".
+    fuse            True (default): layers whose code rapt knows do the norms of q and k, the rotary embedding and the
+                    append to the cache in one call. False: by their own code.
 
     Afterwards, making a model (or a part of one) that computes attention itself with such a name raises ValueError, as
     does switching to it. A model whose first forward calls no attention gives a rapt.torch.FallbackWarning.
@@ -82,6 +88,8 @@ def register(name: str = "rapt") -> None:
     _registered[name] = _registered[name + _WHOLE_MASKS] = name
     _registered[name + _FLASH] = name + _FLASH
     _of_sequences[name + _FLASH] = name
+    change = _model_rotary.names.update if fuse else _model_rotary.names.difference_update
+    change((name, name + _WHOLE_MASKS, name + _FLASH))
     _model_serving.prepare(name + _FLASH)
     # The one place where transformers asks a class of models what it can do; for names that are not its own it asks nothing.
     _base.get_correct_attn_implementation = _get_correct_attn_implementation
@@ -101,8 +109,14 @@ def _post_init(self: Any) -> None:
     """Its layers are there now, which they are not when the model is asked for its attention."""
     _make_ready(self)
     if self.config._attn_implementation in _registered:
-        _model_delta_rule.choose(self, True)
-        _model_latent.prepare(self, _registered)
+        _prepare(self)
+
+
+def _prepare(model: Any) -> None:
+    """Its layers, for rapt's attention."""
+    _model_delta_rule.choose(model, True)
+    _model_latent.prepare(model, _registered)
+    _model_rotary.prepare(model)
 
 
 def _get_correct_attn_implementation(self: Any, requested_attention: str | None, is_init_check: bool = False) -> str:
@@ -127,8 +141,7 @@ def _get_correct_attn_implementation(self: Any, requested_attention: str | None,
             f'attn_implementation: got "{name}" for {cls.__name__}, {reason}; wanted "{other}", or where this is a part of '
             f'a model a dict of the others, such as {{"text_config": "{name}"}}'
         )
-    _model_delta_rule.choose(self, True)
-    _model_latent.prepare(self, _registered)
+    _prepare(self)
     _make_caches_in_place()
     if _note_calls not in self._forward_pre_hooks.values():
         self.register_forward_pre_hook(_note_calls)
