@@ -1,4 +1,4 @@
-# The CUDA backend: RAPT_CUDA decides, rapt_have_cuda says what came of it, and rapt_cuda holds its kernels.
+# The CUDA backend, librapt_cuda: RAPT_CUDA decides, and rapt_have_cuda says what came of it. rapt_cuda holds the kernels.
 set(rapt_cuda_default OFF)  # within another project, that project's choice
 if(PROJECT_IS_TOP_LEVEL)
   set(rapt_cuda_default AUTO)
@@ -85,4 +85,31 @@ if("${rapt_cuda_architectures}" MATCHES "90a")
   set_target_properties(rapt_cuda_sm90a PROPERTIES CUDA_ARCHITECTURES "${rapt_sm90a_architectures}")
   list(APPEND rapt_cuda_objects $<TARGET_OBJECTS:rapt_cuda_sm90a>)
 endif()
+
+# The host's side.
+file(GLOB rapt_cuda_hosts CONFIGURE_DEPENDS src/cuda/*.cpp src/operations/*/cuda*.cpp)
+list(REMOVE_ITEM rapt_cuda_hosts ${PROJECT_SOURCE_DIR}/src/cuda/library.cpp)
+list(TRANSFORM CUDAToolkit_INCLUDE_DIRS PREPEND "-isystem" OUTPUT_VARIABLE rapt_cuda_includes)
+add_library(rapt_cuda_host OBJECT ${rapt_cuda_hosts})
+set_target_properties(rapt_cuda_host PROPERTIES POSITION_INDEPENDENT_CODE ON)
+target_compile_options(rapt_cuda_host PRIVATE ${rapt_cuda_includes})
+target_compile_definitions(rapt_cuda_host PRIVATE RAPT_CUDA_MIN_ARCHITECTURE=${RAPT_CUDA_MIN_ARCHITECTURE}
+                           $<$<BOOL:${rapt_have_sm90a}>:RAPT_HAVE_SM90A>)
+
+# A shared library in static builds, too, with the CUDA runtime within it: that finds a driver, or not, when it runs. One
+# file, without links for its versions, which Python's wheels could not hold.
+add_library(rapt_cuda_library SHARED src/cuda/library.cpp $<TARGET_OBJECTS:rapt_cuda_host> ${rapt_cuda_objects})
+add_library(rapt::cuda ALIAS rapt_cuda_library)
+add_dependencies(rapt_cuda_library rapt_fingerprint)
+foreach(target IN ITEMS rapt_cuda_host rapt_cuda_library)
+  target_include_directories(${target} PRIVATE include src ${rapt_public_dir} ${rapt_private_dir})
+  target_link_libraries(${target} PRIVATE rapt_warnings)
+endforeach()
+target_compile_definitions(rapt_cuda_library PRIVATE RAPT_VERSION="${PROJECT_VERSION}")
+target_link_libraries(rapt_cuda_library PRIVATE CUDA::cudart_static Threads::Threads ${CMAKE_DL_LIBS})
+set(rapt_cuda_exports ${PROJECT_SOURCE_DIR}/cmake/rapt_cuda.map)
+# -z defs: a function of the framework that it lacks fails here, not in users' programs (src/dispatch/cuda_library.hpp).
+target_link_options(rapt_cuda_library PRIVATE LINKER:-z,defs LINKER:--version-script=${rapt_cuda_exports})
+set_target_properties(rapt_cuda_library PROPERTIES OUTPUT_NAME rapt_cuda VERSION ${rapt_soversion} SOVERSION ${rapt_soversion}
+                      LINKER_LANGUAGE CXX LINK_DEPENDS ${rapt_cuda_exports})
 message(STATUS "rapt: CUDA backend ON for ${rapt_cuda_architectures}; Hopper's tensor cores (90a): ${rapt_have_sm90a}")

@@ -1,5 +1,5 @@
-# Debian packages, by `cpack` in a build folder, as `tools/dev deb` makes them: of the shared library, of what is needed to
-# compile against it, and of the rapt command (-DCMAKE_INSTALL_PREFIX=/usr); of the Python package, where that is built
+# Debian packages, by `cpack` in a build folder, as `tools/dev deb` makes them: of the shared library, of the GPU kernels if they
+# are built, of what is needed to compile against the library, and of the rapt command (-DCMAKE_INSTALL_PREFIX=/usr); of the Python package, where that is built
 # (-DCMAKE_INSTALL_PREFIX=/usr/lib/python3/dist-packages).
 
 # rapt_debian_package(<component> <name> <section> <description> <component it needs>...)
@@ -11,8 +11,12 @@ macro(rapt_debian_package component name section description)
   set(CPACK_DEBIAN_${upper}_PACKAGE_SECTION ${section})
   set(CPACK_COMPONENT_${upper}_DESCRIPTION "${description}")
   set(CPACK_COMPONENT_${upper}_DEPENDS ${ARGN})
+  set(copyright LICENSE)
+  if(component STREQUAL "rapt_cuda")
+    set(copyright ${PROJECT_BINARY_DIR}/copyright_cuda)
+  endif()
   # Not a path below the prefix, which for Python is a folder of modules.
-  install(FILES LICENSE DESTINATION /usr/share/doc/${name} RENAME copyright COMPONENT ${component} EXCLUDE_FROM_ALL)
+  install(FILES ${copyright} DESTINATION /usr/share/doc/${name} RENAME copyright COMPONENT ${component} EXCLUDE_FROM_ALL)
 endmacro()
 
 if(RAPT_PYTHON)
@@ -32,6 +36,17 @@ else()
   rapt_debian_package(rapt_library librapt${rapt_soversion} libs "The shared library.")
   rapt_debian_package(rapt_development librapt-dev libdevel
                       "Headers for C++20 and C11, and rapt's files for CMake and pkg-config." rapt_library)
+  if(rapt_have_cuda)
+    file(READ python/cuda/NOTICE notice)
+    file(READ LICENSE licence)
+    set(terms "")
+    if(RAPT_CUDA_EULA)
+      file(READ ${RAPT_CUDA_EULA} terms)
+    endif()
+    file(WRITE ${PROJECT_BINARY_DIR}/copyright_cuda "${notice}\n${licence}\n${terms}")
+    rapt_debian_package(rapt_cuda librapt-cuda${rapt_soversion} libs
+                        "The NVIDIA GPU kernels, which the library loads at the first use of a GPU. Contains NVIDIA's CUDA runtime." rapt_library)
+  endif()
   set(CPACK_DEBIAN_PACKAGE_GENERATE_SHLIBS ON)
   if(TARGET rapt_cli)
     rapt_debian_package(rapt_tools rapt-tools science

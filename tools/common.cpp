@@ -212,7 +212,7 @@ Json run_context(const Machine& machine) {
         {{"type", cache.type}, {"level", cache.level}, {"size", cache.bytes}, {"num_sharing", cache.shared_by}});
   }
   Json environment = Json::object();
-  for (const char* name : {"RAPT_ISA", "RAPT_KERNEL", "RAPT_GUARDS"}) {
+  for (const char* name : {"RAPT_ISA", "RAPT_KERNEL", "RAPT_GUARDS", "RAPT_CUDA_LIBRARY"}) {
     const char* value = std::getenv(name);
     environment[name] = value == nullptr ? "" : value;
   }

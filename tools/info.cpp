@@ -39,20 +39,20 @@ std::vector<IsaState> isa_states() {
 }
 
 struct BackendState {
-  std::string name;
+  BackendInfo info;
   std::string unusable;  ///< empty: some entry of it is usable
 };
 
-/// The backends that rapt knows. One is unusable where all its entries are, for one reason.
+/// The backends that rapt knows. One is unusable where it is missing, or all its entries are, for one reason.
 std::vector<BackendState> backend_states() {
   std::vector<BackendState> states;
   const std::vector<EntryInfo> all = entries();
-  for (const char* name : {"cpu", "cuda"}) {
+  for (const BackendInfo& backend : backends()) {
     std::vector<std::string> reasons;
     for (const EntryInfo& entry : all)
-      if (entry.backend == name) reasons.push_back(entry.unusable);
+      if (entry.backend == backend.name) reasons.push_back(entry.unusable);
     const bool alike = std::equal(reasons.begin() + !reasons.empty(), reasons.end(), reasons.begin());
-    states.push_back({name, reasons.empty() ? "not in this build" : alike ? reasons.front() : ""});
+    states.push_back({backend, reasons.empty() ? backend.missing : alike ? reasons.front() : ""});
   }
   return states;
 }
@@ -109,7 +109,11 @@ Json describe_all(const std::string& refusal) {
   }
   Json backends = Json::array();
   for (const BackendState& state : backend_states()) {
-    backends.push_back({{"name", state.name}, {"usable", state.unusable.empty()}, {"reason", state.unusable}});
+    backends.push_back({{"name", state.info.name},
+                        {"usable", state.unusable.empty()},
+                        {"reason", state.unusable},
+                        {"library", state.info.library},
+                        {"version", state.info.version}});
   }
   Json executors = Json::array();
   for (const ExecutorState& state : executor_states()) {
@@ -170,8 +174,11 @@ void print_build(const Json& info) {
   for (const Json& backend : info["backends"]) {
     const bool usable = backend["usable"];
     usable_backends[backend["name"]] = usable;
-    line(label, fmt::format("{:<8} {}", backend["name"].get<std::string>(),
-                            usable ? "usable" : backend["reason"].get<std::string>()));
+    const std::string library = backend["library"], version = backend["version"];
+    line(label,
+         fmt::format("{:<8} {}{}", backend["name"].get<std::string>(),
+                     library.empty() ? "" : fmt::format("{} (rapt {}): ", library, version.empty() ? "?" : version),
+                     usable ? "usable" : backend["reason"].get<std::string>()));
     label.clear();
   }
   label = "executors";

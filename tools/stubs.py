@@ -52,7 +52,7 @@ def definition(signature, doc, indent=""):
 
 def core_stub(module):
     parts = [NOTE + '"""The extension module. Use what `rapt` and `rapt.torch` make of it."""\n\n'
-             "from collections.abc import Callable, Sequence\nfrom typing import Any\n\nfrom rapt._info import Entry\n"]
+             "from collections.abc import Callable, Sequence\nfrom typing import Any\n\nfrom rapt._info import Backend, Entry\n"]
     for name, member in vars(module).items():
         if name.startswith("__"):
             continue

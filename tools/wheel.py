@@ -1,6 +1,8 @@
 """Builds the Python package's wheels for x86-64 Linux into dist: one for CPython 3.10, one for 3.11, and one for 3.12 and newer.
 
 usage: wheel.py [PYTHON...]     interpreters to build for; by default the first of each that is found
+       wheel.py --cuda          the wheel of the GPU kernels instead, for all of them, by CUDA's nvcc; the environment's
+                                RAPT_CUDA_ARCHITECTURES are GPUs other than by default
 
 `tools/dev wheel` runs this in an environment that has auditwheel, patchelf and oneTBB. The library is compiled once, for all interpreters.
 """
@@ -39,18 +41,21 @@ def can_build(python):
     return answer.returncode == 0 and answer.stdout.strip() == "True"
 
 
-def build(python, libraries):
+def build(python, libraries, project=ROOT):
     """The wheel of an interpreter, repaired: with oneTBB inside, and the tag of the policy."""
+    build_folder = ROOT / "build" / ("wheel" if project == ROOT else "wheel_cuda")
     flags = f"-L{libraries} -Wl,--as-needed"
     defines = {
         "CMAKE_MODULE_LINKER_FLAGS": flags,
+        "CMAKE_SHARED_LINKER_FLAGS": flags,
         "TBB_DIR": str(Path(sys.prefix, "lib/cmake/tbb")),
         "RAPT_WERROR": os.environ.get("RAPT_WERROR", "OFF"),
+        "RAPT_CUDA_ARCHITECTURES": os.environ.get("RAPT_CUDA_ARCHITECTURES", ""),
     }
     with tempfile.TemporaryDirectory() as folder:
         pip = [sys.executable, "-m", "pip", "--python", python, "wheel", "-q", "--disable-pip-version-check", "--no-deps"]
         options = [f"-Ccmake.define.{name}={value}" for name, value in defines.items()]
-        subprocess.run([*pip, ROOT, "-w", folder, "-Cbuild-dir=build/wheel", *options], check=True)
+        subprocess.run([*pip, project, "-w", folder, f"-Cbuild-dir={build_folder}", *options], check=True)
         (wheel,) = Path(folder).glob("*.whl")
         environment = {**os.environ, "LD_LIBRARY_PATH": str(Path(sys.prefix, "lib")),
                        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
@@ -66,6 +71,9 @@ def main(pythons):
         sys.exit(f"tools/dev: wheels are built on x86-64 only; this is {platform.machine()}")
     libraries = ROOT / "build/old_runtime"
     subprocess.run([sys.executable, ROOT / "tools/old_runtime.py", libraries, POLICY], check=True)
+    if pythons == ["--cuda"]:
+        print(build(sys.executable, libraries, ROOT / "python/cuda"), flush=True)
+        return
     for python in pythons or interpreters():
         wheel = build(shutil.which(python) or python, libraries)
         print(wheel, flush=True)

@@ -76,8 +76,19 @@ struct EntryInfo {
   std::string opt_in;    ///< empty, or why it runs only if its name or RAPT_ISA is forced
 };
 
-/// Every entry of this build, in dispatch order.
+/// Every entry of this build, in dispatch order; of GPUs, if their backend was found.
 RAPT_API std::vector<EntryInfo> entries();
+
+/// The code for one kind of device. The GPU backend is a separate library, librapt_cuda. rapt looks for it when a
+/// program first asks for entries or backends, or makes a call on a GPU's memory.
+struct BackendInfo {
+  std::string name;     ///< "cpu", "cuda"
+  std::string library;  ///< the file that was opened; empty: rapt itself, or none was found
+  std::string version;  ///< of that library; empty: unknown
+  std::string missing;  ///< empty, or why it is not there, and how to get it
+};
+/// Every backend that rapt knows.
+RAPT_API std::vector<BackendInfo> backends();
 /// Instruction sets that are built in and usable on this machine, best first. They include AMX if the CPU and the OS
 /// have it and the OS has not denied its registers to this process. rapt asks for them at the first call that would use
 /// them (docs/contract.md, "Threads").

@@ -121,7 +121,7 @@ def attention(
                     for entries that rapt does not choose itself. ValueError if this entry cannot compute the call.
                     Default: the environment's RAPT_KERNEL, or the best entry.
 
-    PyTorch tensors may be on a GPU, if rapt was built with CUDA. All tensors of a call, lengths included, are then on
+    PyTorch tensors may be on a GPU, if rapt has its GPU backend. All tensors of a call, lengths included, are then on
     one GPU, and the work is queued on PyTorch's current stream. On a GPU, causal, window and alibi need `align`
     whenever lengths are given, and indices and dropout are not supported.
 

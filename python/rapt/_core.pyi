@@ -4,7 +4,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rapt._info import Entry
+from rapt._info import Backend, Entry
 
 class Explanation:
     """What a call would do: the chosen kernel and the reasons. `str()` of it is a readable description."""
@@ -148,6 +148,8 @@ def version() -> str: ...
 def isas() -> list[str]: ...
 
 def entries() -> list[Entry]: ...
+
+def backends() -> list[Backend]: ...
 
 def set_guards(words: str | None, /) -> None:
     """The guards of calls from now on, "nan,shadow=16,tolerance=0.5,determinism"; None: the environment's."""

@@ -41,6 +41,19 @@ class Entry(TypedDict):
     """Empty, or why it runs only if the environment's RAPT_KERNEL or RAPT_ISA forces it."""
 
 
+class Backend(TypedDict):
+    """The code for one kind of device."""
+
+    name: str
+    """ "cpu", "cuda"."""
+    library: str
+    """The file it was loaded from: for GPUs `librapt_cuda.so.<version>`. "" for the extension itself, and where there is none."""
+    version: str
+    """The library's version, "" if unknown."""
+    missing: str
+    """Empty, or why the library is not there or was refused, and how to get it."""
+
+
 class Info(TypedDict):
     """The result of info()."""
     version: str
@@ -54,6 +67,8 @@ class Info(TypedDict):
     """The guards that check calls now (rapt.guards, or the environment's RAPT_GUARDS): "nan,shadow=16"; "" for none."""
     isas: list[str]
     """Instruction sets that are built in and usable on this machine, best first."""
+    backends: list[Backend]
+    """Whether rapt found its GPU backend, and where."""
     entries: list[Entry]
     """Every kernel, in dispatch order."""
 
@@ -82,5 +97,6 @@ def info() -> Info:
         "pools": {"numpy": _core.pool(False)} | ({"torch": _core.pool(True)} if "torch" in sys.modules else {}),
         "guards": _core.guards(),
         "isas": _core.isas(),
+        "backends": _core.backends(),
         "entries": _core.entries(),
     }

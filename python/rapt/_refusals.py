@@ -161,7 +161,7 @@ def _cuda_entries() -> list[Entry]:
 def _cuda_refusal() -> str:
     entries = _cuda_entries()
     if not entries:
-        return "tensors on a GPU, and rapt was built without CUDA"
+        return f"tensors on a GPU: {_core.backends()[1]['missing']}"
     if all(entry["unusable"] for entry in entries):
         return f"tensors on a GPU, where rapt cannot run: {entries[-1]['unusable']}"
     return ""

@@ -8,8 +8,8 @@ takes flash-attn 3's keywords where it supports them. Others raise an error that
 
 rapt also supports float32; head dimensions up to 8192, and values of another head dimension than keys; pages of any
 size; int64 lengths; gradients through softmax_lse, and of alibi_slopes and s_aux. The dropout mask is rapt's, with a
-seed from PyTorch's default generator. Results and gradients are always deterministic. On a GPU, if rapt was built with
-CUDA, there are no gradients and no dropout.
+seed from PyTorch's default generator. Results and gradients are always deterministic. On a GPU, if rapt has its
+GPU backend, there are no gradients and no dropout.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""PyTorch's scaled_dot_product_attention with rapt's kernels, on the CPU and, if rapt was built with CUDA, on GPUs.
+"""PyTorch's scaled_dot_product_attention with rapt's kernels, on the CPU and, if rapt has its GPU backend, on GPUs.
 
     import rapt.torch
     rapt.torch.enable()                 # torch.nn.functional.scaled_dot_product_attention is now rapt's

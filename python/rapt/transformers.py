@@ -1,4 +1,4 @@
-"""rapt's kernels in Hugging Face transformers models, on the CPU and, if rapt was built with CUDA, on GPUs.
+"""rapt's kernels in Hugging Face transformers models, on the CPU and, if rapt has its GPU backend, on GPUs.
 
     import rapt.transformers
     rapt.transformers.register()

@@ -18,11 +18,11 @@ constexpr const char* kTypes =
     "float32, bfloat16, float16 (queries: float8_e4m3fn; caches: int8, float8_e4m3fn, float8_e5m2, or uint8 with "
     "kv_dtype; masks: bool; lengths: int32, int64)";
 
-#ifdef RAPT_HAVE_CUDA
-constexpr bool kHaveCuda = true;
-#else
-constexpr bool kHaveCuda = false;
-#endif
+// Why calls on a GPU's memory cannot run; "" if rapt has a backend for them. Asked for at the first such tensor.
+const std::string& missing_cuda() {
+  static const std::string missing = backends().at(1).missing;
+  return missing;
+}
 
 // What elements are. Bytes are what the caller says, as no type here has that name.
 struct Element {
@@ -216,9 +216,10 @@ MutableTensorView read_torch(const char* argument, nb::handle tensor, const Read
     MutableTensorView view;
     if (get(is_cpu).ptr() != Py_True) {
       const nb::object where = get(device);
-      if (!kHaveCuda || text_of(where).rfind("cuda:", 0) != 0)
-        refuse_value(argument, "a tensor on " + text_of(where),
-                     kHaveCuda ? "one on the cpu or on cuda" : "one on the cpu (this rapt was built without CUDA)");
+      if (text_of(where).rfind("cuda:", 0) != 0)
+        refuse_value(argument, "a tensor on " + text_of(where), "one on the cpu or on cuda");
+      if (!missing_cuda().empty())
+        refuse_value(argument, "a tensor on " + text_of(where), "one on the cpu (" + missing_cuda() + ")");
       view.device = {DeviceType::cuda, nb::cast<int>(where.attr("index"))};
     }
     const nb::object type = get(dtype);
@@ -288,8 +289,8 @@ bool says_writable(nb::handle object) {
   std::string where = "DLPack device " + std::to_string(array.device_type()), wanted = "an array on the cpu";
   if (cuda) {
     where = "cuda:" + std::to_string(array.device_id());
-    wanted += kHaveCuda ? ", or torch.from_dlpack(" + std::string(argument) + "), which shares its memory"
-                        : " (this rapt was built without CUDA)";
+    wanted += missing_cuda().empty() ? ", or torch.from_dlpack(" + std::string(argument) + "), which shares its memory"
+                                     : " (" + missing_cuda() + ")";
   }
   refuse_value(argument, type_text(object) + " on " + where, wanted);
 }

@@ -50,6 +50,19 @@ nb::list entry_list() {
   return list;
 }
 
+nb::list backend_list() {
+  nb::list list;
+  for (const BackendInfo& info : backends()) {
+    nb::dict backend;
+    backend["name"] = info.name;
+    backend["library"] = info.library;
+    backend["version"] = info.version;
+    backend["missing"] = info.missing;
+    list.append(backend);
+  }
+  return list;
+}
+
 // What PyTorch's functions are replaced by: everything that these are given, and NotImplemented where they leave it.
 void bind_torch(nb::module_& m) {
   const auto any = nb::arg().none();
@@ -160,6 +173,7 @@ NB_MODULE(_core, m) {
   m.def("version", &version);
   m.def("isas", &isa_names);
   m.def("entries", &entry_list, nb::sig("def entries() -> list[Entry]"));
+  m.def("backends", &backend_list, nb::sig("def backends() -> list[Backend]"));
   m.def("set_guards", &set_guards, nb::arg().none(), nb::sig("def set_guards(words: str | None, /) -> None"),
         "The guards of calls from now on, \"nan,shadow=16,tolerance=0.5,determinism\"; None: the environment's.");
   m.def("guards", &guards, "The words of the guards that watch now; \"\" for none.");

@@ -240,6 +240,24 @@ def test_info():
     kinds = {(entry["operation"], entry["phase"]) for entry in usable}
     assert kinds >= {("attention", "prefill"), ("attention", "decode"), ("append_kv", "all"), ("merge_states", "all")}
     assert all(entry["dtypes"] and 1 <= entry["min_head_size"] <= entry["max_head_size"] for entry in usable)
+    cpu, cuda = info["backends"]
+    assert cpu == {"name": "cpu", "library": "", "version": rapt.__version__, "missing": ""}
+    found = any(entry["backend"] == "cuda" for entry in info["entries"])
+    assert cuda["name"] == "cuda" and bool(cuda["library"]) == (cuda["version"] == rapt.__version__) == (not cuda["missing"]) == found
+
+
+def test_the_gpu_backend_is_looked_for_when_it_is_asked_for(tmp_path):
+    """The loader's log has the name of the file then, and not before."""
+    file = tmp_path / "librapt_cuda.so"
+    file.write_text("no library")
+    environment = {**os.environ, "RAPT_CUDA_LIBRARY": str(file), "LD_DEBUG": "files"}
+    call = "import numpy, rapt; q = numpy.ones((1, 1, 1, 8), numpy.float32); rapt.attention(q, q, q)"
+    run = subprocess.run([sys.executable, "-c", call], env=environment, capture_output=True, text=True, check=True)
+    assert "_core" in run.stderr and str(file) not in run.stderr
+    ask = call + "; print(rapt.info()['backends'][1]['missing'])"
+    run = subprocess.run([sys.executable, "-c", ask], env=environment, capture_output=True, text=True, check=True)
+    assert str(file) in run.stderr
+    assert run.stdout.startswith(f"RAPT_CUDA_LIBRARY is {file}: {file}: ")
 
 
 def test_import_needs_numpy_only():

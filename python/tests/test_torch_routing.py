@@ -38,7 +38,7 @@ SIMT, PREFILL = entry("f32", ALL, 8192, 576), entry("bf16", ["bf16", "i8"], 256,
 LATENT, NAIVE = entry("bf16", ["bf16"], 576, 512, "all"), entry("f32", ALL, 8192, 8192, "naive")
 MERGE = entry("bf16", ["bf16"], 8192, 8192, "all", "merge_states")
 GPU_CASES = [
-    ([], torch.float32, 16, "rapt was built without CUDA"),
+    ([], torch.float32, 16, "tensors on a GPU: "),
     ([SIMT | {"unusable": "no CUDA device"}], torch.float32, 16, "rapt cannot run: no CUDA device"),
     ([SIMT], torch.float32, 16, ""),
     ([SIMT, NAIVE, MERGE], torch.float32, 600, "more than 576 columns"),

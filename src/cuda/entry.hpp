@@ -9,7 +9,11 @@
 
 #include "dispatch/entry.hpp"
 
-namespace rapt::cuda {
+namespace rapt {
+
+const Backend& cuda_backend();
+
+namespace cuda {
 
 struct GpuSupport {
   std::string unusable;   // why no GPU can be used; empty if one can
@@ -45,4 +49,5 @@ using Entries = std::vector<std::unique_ptr<const Entry>>;
 #define RAPT_OPERATION(name, Name, NAME) void add_##name(const GpuSupport& support, Entries& entries);
 #include "rapt/operations.def"
 
-}  // namespace rapt::cuda
+}  // namespace cuda
+}  // namespace rapt

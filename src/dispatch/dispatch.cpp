@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/dtypes.hpp"
+#include "dispatch/cuda_library.hpp"
 
 namespace rapt {
 namespace {
@@ -13,13 +14,11 @@ namespace {
 // Backends are made when they are asked for, so that a program that stays on the CPU starts no GPU driver.
 struct BackendOf {
   DeviceType device;
-  const Backend& (*get)();
+  const Backend* (*get)();  // null where it is missing
 };
 constexpr BackendOf kBackends[] = {
-    {DeviceType::cpu, cpu_backend},
-#ifdef RAPT_HAVE_CUDA
-    {DeviceType::cuda, cuda_backend},
-#endif
+    {DeviceType::cpu, [] { return &cpu_backend(); }},
+    {DeviceType::cuda, [] { return cuda_backend_of_process().backend; }},
 };
 
 constexpr std::string_view kOtherTypes = "takes other element types", kOtherSizes = "takes other head sizes",
@@ -55,9 +54,10 @@ std::string_view refusal(const Entry& entry, const Problem& problem, const Conte
 
 const Backend& backend_of(DeviceType device) {
   for (const BackendOf& backend : kBackends)
-    if (backend.device == device) return backend.get();
+    if (const Backend* const found = backend.device == device ? backend.get() : nullptr) return *found;
+  const bool missing = device == DeviceType::cuda;
   throw Error("device", std::string(to_string(device)),
-              std::size(kBackends) > 1 ? "cpu or cuda" : "cpu (this rapt was built without CUDA: RAPT_CUDA)");
+              missing ? "cpu (" + cuda_backend_of_process().missing + ")" : "cpu or cuda");
 }
 
 EntryInfo info_of(const Backend& backend, const Entry& entry) {
@@ -117,16 +117,23 @@ std::vector<Candidate> candidates(const Problem& problem, const Context::Impl& c
 
 std::optional<EntryInfo> find_entry(std::string_view name) {
   for (const BackendOf& backend : kBackends)
-    for (const auto& entry : backend.get().entries)
-      if (entry->name == name) return info_of(backend.get(), *entry);
+    if (const Backend* const found = backend.get())
+      for (const auto& entry : found->entries)
+        if (entry->name == name) return info_of(*found, *entry);
   return {};
 }
 
 std::vector<EntryInfo> entries() {
   std::vector<EntryInfo> all;
   for (const BackendOf& backend : kBackends)
-    for (const auto& entry : backend.get().entries) all.push_back(info_of(backend.get(), *entry));
+    if (const Backend* const found = backend.get())
+      for (const auto& entry : found->entries) all.push_back(info_of(*found, *entry));
   return all;
+}
+
+std::vector<BackendInfo> backends() {
+  const CudaBackend& cuda = cuda_backend_of_process();
+  return {{"cpu", "", std::string(version()), ""}, {"cuda", cuda.file, cuda.version, cuda.missing}};
 }
 
 std::string explain(const Choice& choice, const EntryPlan& plan, const Problem& problem,

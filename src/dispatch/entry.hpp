@@ -70,6 +70,5 @@ struct CpuIdentity {
   std::int64_t count;
 };
 CpuIdentity cpu_identity();
-const Backend& cuda_backend();  // of builds with CUDA
 
 }  // namespace rapt

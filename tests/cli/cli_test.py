@@ -13,11 +13,12 @@ OTHERS = {"append_kv": "append_kv new=bf16 kv=i8 b=3 hk=2 n=5 sk=40 d=16 dv=8 pa
           "delta_rule_backward": "delta_rule_backward decay=head b=2 hq=2 hv=4 t=9 d=16 dv=8 beta state",
           "index_scores": "index_scores b=2 sq=9 sk=70 h=3 d=16 align=bottom_right topk=20 scores",
           "select_topk": "select_topk rows=12 sk=70 n=20"}
+VARIABLES = ("RAPT_ISA", "RAPT_KERNEL", "RAPT_GUARDS", "RAPT_CUDA_LIBRARY")
 RUN_KEYS = "date host_name cpu num_cpus features caches library_version commit compiler environment".split()
 
 
 def rapt(*arguments, **environment):
-    inherited = {name: value for name, value in os.environ.items() if name not in ("RAPT_ISA", "RAPT_KERNEL", "RAPT_GUARDS")}
+    inherited = {name: value for name, value in os.environ.items() if name not in VARIABLES}
     return subprocess.run([os.environ["RAPT_CLI"], *arguments], capture_output=True, text=True, errors="surrogateescape",
                           env={**inherited, **environment}, check=False)
 

@@ -53,6 +53,23 @@ class Info(CliTest):
             if entries and not backend["usable"]:
                 self.assertEqual(self.run_ok("info").count(backend["reason"]), 1)
 
+    def test_the_library_of_the_gpu_backend_is_named_or_missed(self):
+        cuda = self.run_json("info")["backends"][1]
+        self.assertEqual(bool(cuda["library"]), bool(cuda["version"]))
+        self.assertTrue(cuda["library"] or "RAPT_CUDA_LIBRARY" in cuda["reason"], cuda)
+        file = os.environ["RAPT_TEST_CUDA_LIBRARY"]
+        fake = self.run_json("info", RAPT_CUDA_LIBRARY=file)
+        version = fake["context"]["library_version"]
+        wanted = {"name": "cuda", "usable": True, "reason": "", "library": file, "version": version}
+        self.assertEqual(fake["backends"][1], wanted)
+        self.assertIn("attention.fake.cuda", [entry["name"] for entry in fake["entries"]])
+        text = self.run_ok("info", RAPT_CUDA_LIBRARY=file)
+        self.assertIn(f"cuda     {file} (rapt {version}): usable\n", text)
+        self.assertIn(f"RAPT_CUDA_LIBRARY {file} (environment)\n", text)
+        missed = rapt("info", "--problem", "device=cuda d=16", RAPT_CUDA_LIBRARY="/nowhere.so")
+        self.assertEqual(missed.returncode, 2)
+        self.assertIn("device: cuda; wanted cpu (RAPT_CUDA_LIBRARY is /nowhere.so: /nowhere.so: cannot open", missed.stderr)
+
     def test_entries_are_listed_in_an_environment_that_names_none(self):
         wanted = self.run_ok("info")
         name = self.run_json("info")["entries"][0]["name"]
@@ -75,7 +92,7 @@ class Info(CliTest):
         self.assertRegex(self.run_ok("info", RAPT_GUARDS="nan,shadow=2"), r"(?m)^RAPT_GUARDS nan,shadow=2 \(environment\)$")
         self.assert_usage_error("check", mentions="RAPT_GUARDS: \"nans\"", RAPT_GUARDS="nans")
         context = self.run_json("info", "--problem", PROBLEM, RAPT_GUARDS="nan")["context"]  # as every JSON file has it
-        self.assertEqual(context["environment"], {"RAPT_ISA": "", "RAPT_KERNEL": "", "RAPT_GUARDS": "nan"})
+        self.assertEqual(context["environment"], {"RAPT_ISA": "", "RAPT_KERNEL": "", "RAPT_GUARDS": "nan", "RAPT_CUDA_LIBRARY": ""})
 
     def test_environment_is_shown(self):
         name = [isa["name"] for isa in self.run_json("info")["isas"] if isa["usable"]][-1]

@@ -5,7 +5,9 @@
 #include <cstdint>
 #include <string>
 
+#include "cuda/entry.hpp"
 #include "cuda/kernels/kernels.hpp"
+#include "dispatch/cuda_library.hpp"
 
 namespace rapt::testing {
 
@@ -147,6 +149,12 @@ cudaError_t cudaMallocFromPoolAsync(void** memory, std::size_t, cudaMemPool_t, c
 }
 cudaError_t cudaFreeAsync(void*, cudaStream_t) {
   return result();
+}
+
+// In place of the one that looks for a library: the backend is part of the program.
+const rapt::CudaBackend& rapt::cuda_backend_of_process() {
+  static const CudaBackend linked{&cuda_backend(), "", "", ""};
+  return linked;
 }
 
 namespace rapt::cuda {

@@ -3,7 +3,8 @@
 usage: check_wheel.py WHEEL [PYTHON]     an interpreter that the wheel is for; default: the one that runs this
 
 Reads the shared objects: which libraries and which versions of symbols they need. Then installs the wheel into an environment of its own, where
-no compiler is on PATH, and runs `rapt check` there.
+no compiler is on PATH, and runs `rapt check` there. Of the wheel of the GPU kernels: installs the wheel of rapt beside it, too, and asks rapt
+whether it has loaded them.
 """
 
 import re
@@ -14,6 +15,7 @@ import zipfile
 from pathlib import Path
 
 MOST_BYTES = 12_000_000
+MOST_BYTES_OF_GPUS = 100_000_000  # the most that the index of Python's packages takes
 SYSTEM = {"libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1", "libstdc++.so.6", "libgcc_s.so.1", "ld-linux-x86-64.so.2"}
 # Of manylinux_2_28, as PEP 600 and auditwheel have it.
 NEWEST = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11), "GCC": (7, 0, 0)}
@@ -39,29 +41,54 @@ def violations_of(file, bundled, elsewhere):
 
 
 def violations(wheel, python, folder):
-    if wheel.stat().st_size > MOST_BYTES:
-        yield f"{wheel.name} has {wheel.stat().st_size} bytes; it may have {MOST_BYTES}"
+    of_gpus = wheel.name.startswith("rapt_attention_cuda-")
+    most, export = (MOST_BYTES_OF_GPUS, "rapt_cuda_library") if of_gpus else (MOST_BYTES, "PyInit__core")
+    if wheel.stat().st_size > most:
+        yield f"{wheel.name} has {wheel.stat().st_size} bytes; it may have {most}"
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder / "wheel")
     objects = [path for path in (folder / "wheel").rglob("*") if re.search(r"\.so(\.\d+)*$", path.name)]
     bundled = {path.name for path in objects if path.parent.name == "rapt_attention.libs"}
     if len(objects) != len(bundled) + 1 or not all(name.startswith("libtbb") for name in bundled):
         yield f"{wheel.name} has {sorted(path.name for path in objects)}"
+    if of_gpus:
+        yield from violations_of_payload(wheel, folder / "wheel")
     defined = {path.name: set(re.findall(r"(?m) g +D[FO] \.\S+\t\S+ +\S+ +(\S+)$", dump(path, "-T"))) for path in objects}
     for file in objects:
         yield from violations_of(file, bundled, set().union(*defined.values()))
-        if file.name not in bundled and defined[file.name] != {"PyInit__core"}:
-            yield f"{file.name} exports {sorted(defined[file.name])[:5]}; wanted PyInit__core alone"
+        if file.name not in bundled and defined[file.name] != {export}:
+            yield f"{file.name} exports {sorted(defined[file.name])[:5]}; wanted {export} alone"
 
     environment = folder / "venv"
     subprocess.run([python, "-m", "venv", environment], check=True)
     pip = [environment / "bin/python", "-m", "pip", "install", "-q", "--disable-pip-version-check", "--only-binary", ":all:"]
-    subprocess.run([*pip, wheel, "ml_dtypes"], check=True)
+    subprocess.run([*pip, "--find-links", wheel.parent, wheel, "ml_dtypes"], check=True)
+    if of_gpus:
+        code = "import rapt; print(rapt.__file__.rpartition('/')[0], *rapt.info()['backends'][1].values(), sep='|')"
+        told = subprocess.run([environment / "bin/python", "-c", code], cwd=folder, capture_output=True, text=True, check=True).stdout
+        package, name, library, version, missing = told.strip().split("|")
+        if (name, missing) != ("cuda", "") or Path(library).parent != Path(package) or f"-{version}-" not in wheel.name:
+            yield f"rapt.info() says {told}"
+        return
     command = [environment / "bin/python", "-m", "rapt", "check"]
     result = subprocess.run(command, cwd=folder, env={"PATH": str(environment / "bin")}, capture_output=True, text=True)
     print(result.stdout, end="")
     if result.returncode != 0 or not result.stdout.splitlines()[-1].startswith("OK: "):
         yield f"rapt check: exit code {result.returncode}: {result.stdout}{result.stderr}"
+
+
+def violations_of_payload(wheel, folder):
+    """Of the wheel of the GPU kernels: one file in the folder of rapt's own package, and the licences of what is in it."""
+    files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    payload = {name for name in files if ".dist-info/" not in name}
+    if len(payload) != 1 or not re.fullmatch(r"rapt/librapt_cuda\.so\.[\d.]+", min(payload, default="")):
+        yield f"{wheel.name} has {sorted(payload)}"
+    if not {"LICENSE", "NOTICE"} <= {name.rpartition("/")[2] for name in files if "/licenses/" in name}:
+        yield f"{wheel.name} lacks a licence: {sorted(files - payload)}"
+    metadata = next(folder.glob("*.dist-info/METADATA")).read_text(encoding="utf-8")
+    version = re.search(r"(?m)^Version: (.+)$", metadata)[1]
+    if f"Requires-Dist: rapt-attention=={version}\n" not in metadata:
+        yield f"{wheel.name} does not require rapt-attention=={version}: {metadata}"
 
 
 def main(wheel, python=sys.executable):

@@ -1,4 +1,10 @@
-# cmake -DFROM=<build folder> -DTO=<prefix> -P install.cmake
+# cmake -DFROM=<build folder> -DTO=<prefix> [-DCOMPONENTS=<list>] -P install.cmake
 file(REMOVE_RECURSE ${TO} ${TO}_before_move)
-execute_process(COMMAND ${CMAKE_COMMAND} --install ${FROM} --prefix ${TO}_before_move COMMAND_ERROR_IS_FATAL ANY)
+set(install ${CMAKE_COMMAND} --install ${FROM} --prefix ${TO}_before_move)
+if(NOT COMPONENTS)
+  execute_process(COMMAND ${install} COMMAND_ERROR_IS_FATAL ANY)
+endif()
+foreach(component IN LISTS COMPONENTS)
+  execute_process(COMMAND ${install} --component ${component} COMMAND_ERROR_IS_FATAL ANY)
+endforeach()
 file(RENAME ${TO}_before_move ${TO})

@@ -142,6 +142,13 @@ TEST_CASE("devices: where no GPU can be used a call says why", "[unit]") {
     usable |= entry.unusable.empty();
     CHECK(device_of(entry.name) == DeviceType::cuda);
   }
+  const std::vector<BackendInfo> all = backends();
+  REQUIRE(all.size() == 2);
+  CHECK((all[0].name == "cpu" && all[0].library.empty() && all[0].version == version() && all[0].missing.empty()));
+  CHECK(all[1].name == "cuda");
+  CHECK(all[1].missing.empty() == built);
+  CHECK(all[1].version == (built ? version() : ""));
+  CHECK(all[1].library.empty() == !built);
   const AttentionProblem problem = AttentionProblem::of(dense());
   if (usable) {
     CHECK(Plan(problem).backend() == "cuda");
@@ -153,7 +160,7 @@ TEST_CASE("devices: where no GPU can be used a call says why", "[unit]") {
   } catch (const Error& error) {
     INFO(error.what());
     CHECK(error.argument() == (built ? "problem" : "device"));
-    const std::string text = error.what(), reason = built ? "no CUDA device" : "RAPT_CUDA";
+    const std::string text = error.what(), reason = built ? "no CUDA device" : "RAPT_CUDA_LIBRARY";
     CHECK(text.find(reason) != std::string::npos);
     CHECK(text.find(reason) == text.rfind(reason));  // once for all entries
   }

@@ -174,7 +174,7 @@ def parse_arguments(words: list[str] | None) -> argparse.Namespace:
             parser.error("--threads: of the CPU; wanted without --device cuda")
         reasons = [entry["unusable"] for entry in rapt.info()["entries"] if entry["backend"] == "cuda"]
         if not torch.cuda.is_available() or all(reasons):
-            reason = "rapt was built without it" if not reasons else reasons[0] or "PyTorch finds no GPU"
+            reason = rapt.info()["backends"][1]["missing"] if not reasons else reasons[0] or "PyTorch finds no GPU"
             parser.error(f"--device: cuda, but {reason}; wanted cpu")
     most = torch.get_num_threads()
     usual = sorted({1, min(2, most), most}) if options.models else [most]
