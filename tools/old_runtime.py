@@ -96,9 +96,10 @@ def main(folder, policy="manylinux_2_28"):
     source.write_text(COMPAT, encoding="utf-8")
     subprocess.run(["gcc", "-O2", "-fPIC", "-fno-builtin", "-c", source, "-o", folder / "compat.o"], check=True)
     subprocess.run(["ar", "rcs", folder / "libcompat.a", folder / "compat.o"], check=True)
-    # Scripts that the linker finds by -lc, -lm and -lstdc++.
-    (folder / "libc.so").write_text(f"GROUP({folder}/libc.so.6 {folder}/libcompat.a AS_NEEDED({folder}/libpthread.so.0 {folder}/libdl.so.2))\n",
-                                    encoding="utf-8")
+    # Scripts that the linker finds by -lc, -lm and -lstdc++. Of the CUDA runtime atexit() is in the archive, thread-local memory in the loader.
+    libraries = f"{folder}/libc.so.6 {folder}/libcompat.a {path_of('libc_nonshared.a')}"
+    others = f"{folder}/libpthread.so.0 {folder}/libdl.so.2 {path_of('ld-linux-x86-64.so.2')}"
+    (folder / "libc.so").write_text(f"GROUP({libraries} AS_NEEDED({others}))\n", encoding="utf-8")
     (folder / "libm.so").write_text(f"INPUT({folder}/libm.so.6)\n", encoding="utf-8")
     (folder / "libstdc++.so").write_text(f"GROUP({folder}/libstdc++.so.6 {path_of('libstdc++.a')})\n", encoding="utf-8")
     (folder / "libdl.so").write_text(f"INPUT({folder}/libdl.so.2)\n", encoding="utf-8")
