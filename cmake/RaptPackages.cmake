@@ -12,7 +12,7 @@ macro(rapt_debian_package component name section description)
   set(CPACK_COMPONENT_${upper}_DESCRIPTION "${description}")
   set(CPACK_COMPONENT_${upper}_DEPENDS ${ARGN})
   set(copyright LICENSE)
-  if(component STREQUAL "rapt_cuda")
+  if("${component}" STREQUAL "rapt_cuda")
     set(copyright ${PROJECT_BINARY_DIR}/copyright_cuda)
   endif()
   # Not a path below the prefix, which for Python is a folder of modules.

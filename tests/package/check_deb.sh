@@ -19,6 +19,8 @@ for name in "${names[@]}"; do
   test -s "/usr/share/doc/$name/copyright"
   dpkg --verify "$name"
 done
+export RAPT_EXPECT_CUDA=0
+[[ " ${names[*]}" != *" librapt-cuda"* ]] || RAPT_EXPECT_CUDA=1
 cmake -S "$here/find_package" -B "$work/cmake"
 cmake --build "$work/cmake"
 "$work/cmake/consumer"
@@ -28,8 +30,9 @@ c++ -std=c++20 "$here/consumer.cpp" $(pkg-config --cflags --libs rapt) -o "$work
 /usr/bin/rapt check --problem "b=1 hq=2 sq=48 d=16 causal"
 cd "$work"
 env -u PYTHONDONTWRITEBYTECODE /usr/bin/python3 - <<'END'
-import numpy, rapt
+import os, numpy, rapt
 assert rapt.__file__.startswith("/usr/lib/python3/dist-packages/"), rapt.__file__
+assert bool(rapt.info()["backends"][1]["missing"]) == (os.environ["RAPT_EXPECT_CUDA"] == "0"), rapt.info()["backends"]
 q = numpy.random.default_rng(0).standard_normal((1, 2, 48, 16)).astype(numpy.float32)
 weights = numpy.exp(q.astype(float) @ q.astype(float).swapaxes(-1, -2) / 4)
 assert abs(rapt.attention(q, q, q) - weights / weights.sum(-1, keepdims=True) @ q).max() < 1e-5
