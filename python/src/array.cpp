@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "error.hpp"
+#include "rapt/plan.hpp"
 #include "torch.hpp"
 
 namespace rapt::python {
@@ -147,7 +148,7 @@ std::optional<Memory> tensor_by_table(const Torch& torch, nb::handle tensor, boo
   const std::optional<Element> element = element_of(read.dtype);
   const bool cuda = read.device.device_type == nb::device::cuda::value;
   if (!element || read.ndim < 1 || read.ndim > kMaxDims || read.data == nullptr ||
-      !(cuda ? kHaveCuda : read.device.device_type == nb::device::cpu::value))
+      !(cuda ? missing_cuda().empty() : read.device.device_type == nb::device::cpu::value))
     return {};
   PyObject* self = tensor.ptr();
   if (!resolved && checked(PyObject_Vectorcall(torch.is_neg.ptr(), &self, 1, nullptr)).ptr() == Py_True) return {};
