@@ -51,9 +51,10 @@ Guards guards_now() {
 }
 
 Context make(int threads, const std::string& isa, Pool pool, void* stream, const std::string& kernel) {
-  for (const EntryInfo& entry : entries())
-    if (entry.name == kernel && entry.operation != Operation::attention)
-      throw Error("kernel", "\"" + kernel + "\"", "an entry of attention");
+  if (!kernel.empty())  // or every process would look for the GPU backend
+    for (const EntryInfo& entry : entries())
+      if (entry.name == kernel && entry.operation != Operation::attention)
+        throw Error("kernel", "\"" + kernel + "\"", "an entry of attention");
   ContextOptions options;
   options.kernel = kernel;
   options.threads = threads;

@@ -1,5 +1,6 @@
 """rapt.attention on NumPy arrays and through DLPack, against float64."""
 
+import os
 import subprocess
 import sys
 import threading
