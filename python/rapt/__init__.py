@@ -9,7 +9,8 @@
     rapt.append_kv(k_new, v_new, k, v, lengths)     # appends to a KV cache: strided, paged, ring or quantised
 
 `rapt.torch` has PyTorch's scaled_dot_product_attention, `rapt.transformers` Hugging Face's models, `rapt.mla`
-multi-head latent attention, `rapt.flash_attn` flash-attn's functions, and `rapt.vllm` a plug-in for vLLM.
+multi-head latent attention, `rapt.distributed` sequences over several processes, `rapt.flash_attn` flash-attn's
+functions, and `rapt.vllm` a plug-in for vLLM.
 docs/contract.md in the source specifies every argument.
 """
 

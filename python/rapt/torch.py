@@ -26,6 +26,9 @@ fallbacks errors:
 
     warnings.simplefilter("error", rapt.torch.FallbackWarning)
 
+torch.distributed.tensor.experimental.context_parallel works on CPUs in a block around which rapt is enabled. It spreads
+the sequence over ranks with rapt.distributed, and takes no masks and no dropout.
+
 Modes and subclasses of torch.overrides see PyTorch's own function. Calls that they leave to it go to rapt. rapt takes
 CausalBias. In torch.profiler a call is the event "rapt::scaled_dot_product_attention".
 
@@ -68,7 +71,7 @@ from torch.jit import _builtins
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode, has_torch_function_variadic
 
-from rapt import _aten, _core, _refusals, _sdpa, _sdpa_autograd, _seed
+from rapt import _aten, _context_parallel, _core, _refusals, _sdpa, _sdpa_autograd, _seed
 from rapt._delta_rule_torch import delta_rule
 from rapt._dsa_loss import indexer_loss
 from rapt._dsa_torch import index_scores, index_topk, select_topk
@@ -132,6 +135,9 @@ def scaled_dot_product_attention(
         result = _overridden(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
         return result
     eager = _refusals.is_eager(query, key, value, attn_mask)
+    if not eager and not is_dynamo_compiling() and _context_parallel.is_spread(query):
+        result = _context_parallel.attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        return result
     reason = _refusals.misuse(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     if type(dropout_p) is bool:  # of `self.training and 0.1`, say
         dropout_p = float(dropout_p)
@@ -183,6 +189,7 @@ def enable(*, aten: bool = False) -> None:
     dimensions.
     """
     with _lock:
+        _switch.check(on=True)
         _switch.on, _switch.aten = True, aten or _switch.aten
         _switch.apply()
 
@@ -190,6 +197,7 @@ def enable(*, aten: bool = False) -> None:
 def disable() -> None:
     """Undoes all calls of enable(). While an enabled() block is open, its replacements stay."""
     with _lock:
+        _switch.check(on=bool(_switch.blocks))
         _switch.on = _switch.aten = False
         _switch.apply()
 
@@ -201,6 +209,7 @@ def enabled(*, aten: bool = False) -> Iterator[None]:
     Blocks may nest and overlap, in one thread or several. The last block to end restores PyTorch's function.
     """
     with _lock:
+        _switch.check(on=True)
         _switch.blocks.append(aten)
         _switch.apply()
     try:
@@ -218,6 +227,12 @@ class _Switch:
 
     def __init__(self) -> None:
         self.blocks: list[bool] = []  # of enabled(): whether each wants PyTorch's operators, too
+
+    def check(self, on: bool) -> None:
+        """Raises where switching on or off would undo PyTorch's own replacement of the function."""
+        if on != (self.before is not None) and _context_parallel.replaced():
+            inside = "on within a context_parallel block" if on else "off within a context_parallel block"
+            raise RuntimeError(f"rapt.torch: got switched {inside}; wanted it before or after the block, not within")
 
     def apply(self) -> None:
         wanted, aten = self.on or bool(self.blocks), self.aten or any(self.blocks)

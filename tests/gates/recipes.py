@@ -28,15 +28,16 @@ EXAMPLES = [
     ("An ISA", r"(?i)neonbf16", r"/neonbf16\.hpp$", []),
     # Models of PyTorch have the modifiers that these pass on; another modifier leaves them as they are.
     ("A score modifier", r"softcap", r"/(modifier|case)_softcap\.hpp$",
-     ["python/rapt/_flash_attn", "python/rapt/_model_attention.py", "python/rapt/_model_flash.py",
-      "python/rapt/_sparse_torch.py", "python/rapt/_vllm_attention.py", "python/rapt/flash_attn.py", "python/rapt/transformers.py",
+     ["python/rapt/_distributed", "python/rapt/distributed.py", "python/rapt/_flash_attn", "python/rapt/_model_attention.py",
+      "python/rapt/_model_flash.py", "python/rapt/_sparse_torch.py", "python/rapt/_vllm_attention.py", "python/rapt/flash_attn.py", "python/rapt/transformers.py",
       "python/rapt/vllm.py", "python/src/eager.", "python/src/module.cpp"]),
-    # GPU kernels know rings; a layout that they do not know, they refuse.
-    ("A KV layout", r"\bring\b|KV_RING", r"/(kind|layout)_ring\.[ch]pp$", ["src/cuda/", "python/rapt/__init__.py"]),
+    # GPU kernels know rings; a layout that they do not know, they refuse. Processes form another ring, and gather keys, too.
+    ("A KV layout", r"\bring\b|KV_RING", r"/(kind|layout)_ring\.[ch]pp$",
+     ["src/cuda/", "python/rapt/__init__.py", "python/rapt/_distributed", "python/rapt/distributed.py"]),
     # PyTorch has a function of its own for gathered keys.
     ("A KV layout", r"\bgathered\b|KV_GATHERED|\bkv_counts\b|\bpages_stride_token\b",
      r"/(kind_gathered|layout_gathered|attention/lists|cpu_gathered)\.[ch]pp$",
-     ["python/rapt/_sparse_torch.py"]),
+     ["python/rapt/_distributed", "python/rapt/_sparse_torch.py"]),
     ("An element type", r"(?i)\bf8e5m2\b|RAPT_F8E5M2", None, []),
 ]
 
@@ -49,7 +50,8 @@ def operation(name, *exceptions):
 
 # Exceptions: its own files under other names, and files that use it.
 EXAMPLES += [
-    operation("merge_states", "python/rapt/_cache.py", "python/rapt/_model_fork.py", "src/cuda/kernels/kernels.hpp", "tools/check.cpp", "tools/main.cpp"),
+    operation("merge_states", "python/rapt/_cache.py", "python/rapt/_distributed_ring.py", "python/rapt/_model_fork.py",
+              "src/cuda/kernels/kernels.hpp", "tools/check.cpp", "tools/main.cpp"),
     operation("rotary_append_kv", "python/rapt/_cache.py", "python/rapt/_model_cache_place.py", "python/rapt/_model_rotary.py",
               "src/cuda/kernels/kernels.hpp"),
     operation("append_kv", "include/rapt/rotary_append_kv", "python/rapt/__init__.py", "python/rapt/_cache.py", "python/rapt/_codes.py",

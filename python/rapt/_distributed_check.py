@@ -1,0 +1,209 @@
+"""Checks that all ranks make the same call before they exchange tensors.
+
+A rank with another shape, or with an error, would leave the others waiting. So all ranks first exchange sizes and
+options, and all of them raise if one differs. Every call does this: a rank cannot know that another has other sizes.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import rapt
+from rapt import _refusals
+from rapt._distributed_kernel import keywords
+from rapt._distributed_parts import Options
+from rapt._scalars import Alignment, alignment, finite, integer, truth
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+METHODS = ("all_gather_attention", "ring_attention", "ulysses_attention", "unshard_sequence")
+Group = Any  # a ProcessGroup, None for all processes
+Call = dict[str, Any]  # what must be the same on every rank, by the argument's name
+_LENGTH = 24  # entries, padded: ranks that call different methods can compare
+
+
+class Ranks(NamedTuple):
+    group: Any
+    rank: int
+    size: int
+
+    def peer(self, step: int) -> int:
+        """The global number of the rank `step` after this one, in a ring."""
+        return dist.get_global_rank(self.group, (self.rank + step) % self.size)
+
+    def gather(self, part: Tensor) -> Tensor:
+        """The parts of all ranks, one after another along the first dimension."""
+        if self.size == 1:
+            return part
+        parts = part.new_empty((part.shape[0] * self.size, *part.shape[1:]))
+        dist.all_gather_single(parts, part.contiguous(), group=self.group)
+        return parts
+
+    def exchange(self, parts: Tensor) -> Tensor:
+        """Sends parts[i] to rank i, of equal parts along the first dimension. Returns the parts received, by rank."""
+        if self.size == 1:
+            return parts
+        received = parts.new_empty(parts.shape)
+        dist.all_to_all_single(received, parts.contiguous(), group=self.group)
+        return received
+
+
+def ranks_of(group: Group) -> Ranks:
+    if not (dist.is_available() and dist.is_initialized()):
+        raise ValueError("group: got no process group; wanted torch.distributed.init_process_group() before this call")
+    if group is not None and not isinstance(group, dist.ProcessGroup):
+        if group is dist.GroupMember.NON_GROUP_MEMBER:
+            raise ValueError("group: got a group without this process; wanted one that it is a member of")
+        raise TypeError(f"group: got {type(group).__name__}; wanted a ProcessGroup, or None for all processes")
+    group = dist.group.WORLD if group is None else group
+    rank = dist.get_rank(group)
+    if rank < 0:
+        raise ValueError("group: got a group without this process; wanted one that it is a member of")
+    return Ranks(group, rank, dist.get_world_size(group))
+
+
+def agree(ranks: Ranks, call: Call | None, error: Exception | None) -> None:
+    """Raises on every rank unless all of them make the same call. `error` is why this rank has none."""
+    if ranks.size == 1:
+        if error is not None:
+            raise error
+        return
+    own = [int(call is not None), *map(_number, (call or {}).values())]
+    own += [0] * (_LENGTH - len(own))
+    device = "cuda" if dist.get_backend(ranks.group) == "nccl" else "cpu"
+    every = ranks.gather(torch.tensor(own, dtype=torch.int64, device=device))
+    if error is not None:
+        raise error
+    assert call is not None
+    rows = every.view(ranks.size, -1).tolist()
+    if all(row == own for row in rows):
+        return
+    for rank, row in enumerate(rows):
+        if row[0] == 0:
+            raise ValueError(f"group: rank {rank} refuses its arguments, and says why; wanted valid ones on every rank")
+    for i, (name, mine) in enumerate(call.items(), 1):
+        for rank, row in enumerate(rows):
+            if row[i] != rows[0][i]:
+                a, b = (_value(x, mine) for x in (rows[0][i], row[i]))
+                raise ValueError(f"{name}: got {a} on rank 0 and {b} on rank {rank}; wanted the same on every rank")
+
+
+def attention_call(
+    method: str,
+    ranks: Ranks,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    align: Alignment,
+    window: Any,
+    scale: float | None,
+    softcap: float | None,
+    alibi: Tensor | None,
+    sinks: Tensor | None,
+    balanced: bool,
+) -> tuple[Call, Options]:
+    """The call and its options. Raises TypeError or ValueError, naming the argument, also for what kernels refuse:
+    ranks must not raise between two messages."""
+    _refusals.check_tensors({"q": q, "k": k, "v": v, "alibi": alibi, "sinks": sinks}, "parts of a sequence as tensors")
+    for name, x in {"q": q, "k": k, "v": v}.items():
+        if x is None or x.dim() != 4:
+            raise ValueError(f"{name}: got {'None' if x is None else f'shape {list(x.shape)}'}; wanted [b, h, s, d]")
+        if x.dtype not in DTYPES or x.dtype is not q.dtype:
+            raise TypeError(f"{name}: got {x.dtype}; wanted one of float32, bfloat16 and float16 for q, k and v")
+    (b, hq, sq, d), (_, hk, sk, _), dv = q.shape, k.shape, v.shape[3]
+    if tuple(k.shape) != (b, hk, sk, d):
+        raise ValueError(f"k: got shape {list(k.shape)}; wanted {b} sequences of heads of {d}, as q has")
+    if tuple(v.shape) != (b, hk, sk, dv):
+        raise ValueError(f"v: got shape {list(v.shape)}; wanted [{b}, {hk}, {sk}, dv], as k has")
+    call = {"method": method, "dtype": str(q.dtype), "b": b, "hq": hq, "hk": hk, "sq": sq, "sk": sk, "d": d, "dv": dv}
+    for name, size in list(call.items())[2:]:
+        if size == 0:
+            raise ValueError(f"{name}: got 0; wanted 1 or more on every rank")
+    if hq % hk != 0:
+        raise ValueError(f"k: got {hk} heads; wanted a divisor of q's {hq}")
+    balanced = truth("balanced", balanced)
+    for name, rows in (("q", q.shape[2]), ("k", sk)):
+        if balanced and rows % 2 != 0:
+            raise ValueError(f"{name}: got {rows} rows in a balanced part; wanted an even number, for two chunks")
+    for name, numbers in (("alibi", alibi), ("sinks", sinks)):
+        if numbers is not None and tuple(numbers.shape) != (hq,):
+            raise ValueError(f"{name}: got shape {list(numbers.shape)}; wanted [{hq}], one for each query head")
+        if _refusals.needs_grad(numbers):
+            raise ValueError(f"{name}: got a tensor that requires grad; wanted {name}.detach(): it has no gradients")
+    gradients = _refusals.needs_grad(q, k, v)
+    if gradients and not q.is_cpu:
+        raise ValueError(f"q: got a tensor on {q.device} with gradients to record; wanted the cpu, or torch.no_grad()")
+    causal = truth("causal", causal)
+    left, right = _window(window)
+    positional = causal or left >= 0 or right >= 0 or alibi is not None
+    kind, offset = alignment(align)
+    if kind is None and sq != sk and positional:
+        raise ValueError(f'align: got None for {sq} and {sk} rows; wanted "top_left", "bottom_right" or an offset')
+    if kind == "bottom_right":
+        offset = (sk - sq) * ranks.size
+    scale, softcap = finite("scale", scale), finite("softcap", softcap)
+    options = Options(causal, offset if positional else 0, left, right, scale, softcap)
+    with torch.no_grad():
+        rapt.explain(q, k, v, sinks=sinks, **keywords(options, options.offset if positional else None, alibi))
+    call |= {"causal": causal, "align": options.offset, "window[0]": left, "window[1]": right}
+    call |= {"scale": d**-0.5 if scale is None else scale, "softcap": math.inf if softcap is None else softcap}
+    call |= {"alibi": alibi is not None, "sinks": sinks is not None, "balanced": balanced, "requires_grad": gradients}
+    return call, options
+
+
+def whole_call(method: str, x: Tensor, dim: Any, balanced: Any) -> tuple[Call, int]:
+    """The call of a function that joins the parts of all ranks along `dim`, and dim counted from 0."""
+    _refusals.check_tensors({"x": x}, "a tensor")
+    dim = dimension(x, dim)
+    if truth("balanced", balanced) and x.shape[dim] % 2 != 0:
+        raise ValueError(f"x: got {x.shape[dim]} rows in a balanced part; wanted an even number, for two chunks")
+    if _refusals.needs_grad(x):
+        raise ValueError(f"x: got a tensor that requires grad; wanted x.detach(): {method} has no gradients")
+    if x.dim() > 16:
+        raise ValueError(f"x: got {x.dim()} dimensions; wanted 16 or fewer")
+    call: Call = {"method": method, "dtype": str(x.dtype), "dimensions": x.dim(), "dim": dim, "balanced": balanced}
+    return call | {f"x.shape[{i}]": size for i, size in enumerate(x.shape)}, dim
+
+
+def dimension(x: Tensor, dim: Any) -> int:
+    number = integer("dim", dim)
+    if not -x.dim() <= number < x.dim():
+        raise ValueError(f"dim: got {number} for shape {list(x.shape)}; wanted one of its dimensions")
+    return number % x.dim()
+
+
+def _window(window: Any) -> tuple[int, int]:
+    if window is None:
+        return -1, -1
+    try:
+        left, right = (-1 if x is None else integer("window", x) for x in window)
+    except (TypeError, ValueError):
+        raise ValueError(f"window: got {window!r}; wanted (left, right), ints or None") from None
+    if left < -1 or right < -1:
+        raise ValueError(f"window: got {window!r}; wanted numbers of keys, or -1 or None for an open side")
+    return left, right
+
+
+_WORDS = (*METHODS, *sorted({str(x) for x in vars(torch).values() if isinstance(x, torch.dtype)}))
+
+
+def _number(x: Any) -> int:
+    if isinstance(x, str):
+        return _WORDS.index(x)
+    if isinstance(x, float):
+        return int(struct.unpack("q", struct.pack("d", x))[0])
+    return int(x)
+
+
+def _value(number: int, like: Any) -> Any:
+    if isinstance(like, str):
+        return _WORDS[number]
+    if isinstance(like, float):
+        return struct.unpack("d", struct.pack("q", number))[0]
+    return type(like)(number)

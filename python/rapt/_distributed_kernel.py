@@ -1,0 +1,107 @@
+"""rapt's kernels on what a rank holds: blocks of queries and keys, and the gradients of blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import rapt
+from rapt import _core
+from rapt._attention import forward_arguments
+from rapt._distributed_parts import Options
+
+
+def keywords(options: Options, align: int | None, alibi: Tensor | None) -> dict[str, Any]:
+    """Arguments of rapt.attention. align=None: all rows see all keys."""
+    given: dict[str, Any] = {"scale": options.scale, "softcap": options.softcap}
+    if align is not None:
+        given |= {"causal": options.causal, "align": align, "alibi": alibi, "window": (options.left, options.right)}
+    return given
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, dtype: torch.dtype, **given: Any) -> tuple[Tensor, Tensor]:
+    """out of `dtype`, and lse. Partial results should be float32: merging rounds again."""
+    out = q.new_empty((*q.shape[:3], v.shape[3]), dtype=dtype)
+    result: tuple[Tensor, Tensor] = rapt.attention(q, k, v, out=out, return_lse=True, **given)
+    return result
+
+
+def backward(
+    dout: Tensor, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, **given: Any
+) -> tuple[Tensor, Tensor]:
+    """float32 gradients of q, and of joined(k, v). out and lse are those of all keys, of which k may be a part."""
+    dq = torch.empty(q.shape, dtype=torch.float32)
+    dkv = torch.empty((*k.shape[:3], k.shape[3] + v.shape[3]), dtype=torch.float32)
+    dk, dv = halves(dkv, k.shape[3])
+    arguments = forward_arguments(q, k, v, out=out, **given)
+    _core.attention_backward(arguments, (dout, lse, dlse, dq, dk, dv, None, None, None))
+    return dq, dkv
+
+
+def detached(saved: Sequence[Tensor | None]) -> list[Any]:
+    """What a forward has saved, without autograd's flags: kernels refuse an `out` that requires grad."""
+    return [x if x is None else x.detach() for x in saved]
+
+
+def joined(k: Tensor, v: Tensor) -> Tensor:
+    """[b, h, s, d + dv]: keys and values in one message."""
+    return torch.cat((k, v), -1)
+
+
+def halves(kv: Tensor, d: int) -> tuple[Tensor, Tensor]:
+    return kv[..., :d], kv[..., d:]
+
+
+def padded(q: Tensor, first: int, count: int) -> Tensor:
+    """q as rows [first, first + sq) of `count` rows, the others 0."""
+    if count == q.shape[2]:
+        return q
+    rows = q.new_zeros((*q.shape[:2], count, q.shape[3]))
+    rows[:, :, first : first + q.shape[2]] = q
+    return rows
+
+
+@lru_cache(maxsize=256)
+def padding(
+    shape: tuple[int, ...],
+    rows: int,
+    start: int,
+    dtype: torch.dtype,
+    options: Options,
+    has_alibi: bool,
+    has_sinks: bool,
+) -> tuple[int, int]:
+    """(rows before, rows in total) for which a call for rows [start, start + rows) has the bits of a call for all rows.
+
+    `shape` is (b, hq, hk, sq, sk, d, dv) of the call for all rows. The number of rows selects the kernel and the splits
+    of the keys (docs/contract.md, Determinism). If a part would select others, it is padded with rows whose results are
+    discarded.
+    """
+    b, hq, hk, sq, sk, d, dv = shape
+
+    def kernel(count: int) -> tuple[Any, ...]:
+        one = torch.empty(1, dtype=dtype)
+        numbers = one.float().expand(hq)
+        shown = rapt.explain(
+            one.expand(b, hq, count, d),
+            one.expand(b, hk, sk, d),
+            one.expand(b, hk, sk, dv),
+            sinks=numbers if has_sinks else None,
+            **keywords(options, options.offset, numbers if has_alibi else None),
+        )
+        text = str(shown)
+        kernels = [line for line in text.splitlines() if line.startswith("kernels")]
+        return shown.entry, kernels, " splits" in text
+
+    wanted = kernel(sq)
+    if wanted[-1]:  # the keys of each split depend on the number of rows and on the keys that all of them see
+        return start, sq
+    fewest, most = rows, sq
+    while fewest < most:
+        middle = (fewest + most) // 2
+        fewest, most = (fewest, middle) if kernel(middle) == wanted else (middle + 1, most)
+    return most - rows, most

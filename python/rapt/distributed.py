@@ -1,0 +1,194 @@
+"""Attention over a sequence that is spread over the ranks of a torch.distributed group (context parallelism).
+
+    q, k, v = (rapt.distributed.shard_sequence(x, 2, balanced=True) for x in (q, k, v))     # this rank's part
+    out = rapt.distributed.all_gather_attention(q, k, v, causal=True, balanced=True)        # gathers all keys
+    out = rapt.distributed.ring_attention(q, k, v, causal=True, balanced=True)              # least memory
+    out = rapt.distributed.ulysses_attention(q, k, v, causal=True, balanced=True)           # spreads the heads
+    whole = rapt.distributed.unshard_sequence(out.detach(), 2, balanced=True)
+
+Rank r of n holds part r of n parts of the sequence. With `balanced`, it holds chunks r and 2 n - 1 - r of 2 n chunks,
+one after the other: causal attention is then the same work on every rank.
+
+All ranks call the same function with the same sizes and options. If they differ, every rank raises ValueError. If a
+rank ends or does not call, the others raise RuntimeError, at the latest after the group's timeout.
+
+Gradients are those of this rank's q, k and v, for the outputs of all ranks. All ranks must run the backward. Gradients
+are computed on the CPU only, and have no second derivatives. Autocast changes nothing. torch.compile is not tested.
+Nothing is tested or measured on GPUs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rapt import _refusals
+from rapt._autocast import without_autocast
+from rapt._distributed_check import Group, agree, attention_call, dimension, ranks_of, whole_call
+from rapt._distributed_gather import GatheredAttention
+from rapt._distributed_parts import in_sequence, spans
+from rapt._distributed_ring import RingAttention
+from rapt._distributed_ulysses import key_heads, ulysses
+from rapt._scalars import Alignment, truth
+
+__all__ = ["all_gather_attention", "ring_attention", "shard_sequence", "ulysses_attention", "unshard_sequence"]
+
+
+@without_autocast
+def all_gather_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = False,
+    align: Alignment = None,
+    window: Sequence[int | None] | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    alibi: Tensor | None = None,
+    sinks: Tensor | None = None,
+    balanced: bool = False,
+    group: Group = None,
+    return_lse: bool = False,
+) -> Any:
+    """rapt.attention over the whole sequence, for this rank's rows. Gathers the keys and values of all ranks.
+
+    On CPUs with the same instruction set, the result has the bits of one process's rapt.attention over the whole
+    sequence. Gradients of k and v are summed over ranks in their order, and round differently from one process's.
+
+    q, k, v         [b, hq, sq, d], [b, hk, sk, d], [b, hk, sk, dv]: this rank's part, of float32, bfloat16 or float16.
+                    sq and sk may differ (cross attention). Every rank has the same sizes.
+    causal, window, scale, softcap
+                    As for rapt.attention.
+    alibi, sinks    [hq], the same on every rank, without gradients. As for rapt.attention.
+    align           Where query row 0 of the whole sequence sits among all keys. As for rapt.attention.
+    balanced        Whether a part is chunks r and 2 n - 1 - r of 2 n, of queries and of keys.
+    group           A process group. All processes if not given.
+    return_lse      Returns (out, lse), lse float32 [b, hq, sq], with gradients through both.
+
+    Memory for the keys and values of the whole sequence is used during a call only: the backward gathers them again.
+    Returns [b, hq, sq, dv] of q's type. Raises TypeError or ValueError, naming the argument, on all ranks.
+    """
+    options = (causal, align, window, scale, softcap, alibi, sinks, balanced)
+    return _attention("all_gather_attention", GatheredAttention.apply, q, k, v, group, options, return_lse)
+
+
+@without_autocast
+def ring_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = False,
+    align: Alignment = None,
+    window: Sequence[int | None] | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    alibi: Tensor | None = None,
+    sinks: Tensor | None = None,
+    balanced: bool = False,
+    group: Group = None,
+    return_lse: bool = False,
+) -> Any:
+    """rapt.attention over the whole sequence, for this rank's rows. Keys and values travel around a ring of ranks.
+
+    While the kernel computes with the keys of one rank, those of the next rank are under way: a rank holds the keys of
+    two ranks at a time. Blocks of keys that no row sees are not computed. Results are within the bounds of
+    rapt.attention (docs/contract.md), and have the same bits in every run with the same number of ranks.
+
+    Arguments, results and errors are those of all_gather_attention.
+    """
+    options = (causal, align, window, scale, softcap, alibi, sinks, balanced)
+    return _attention("ring_attention", RingAttention.apply, q, k, v, group, options, return_lse)
+
+
+@without_autocast
+def ulysses_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = False,
+    align: Alignment = None,
+    window: Sequence[int | None] | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    alibi: Tensor | None = None,
+    sinks: Tensor | None = None,
+    balanced: bool = False,
+    group: Group = None,
+    return_lse: bool = False,
+) -> Any:
+    """rapt.attention over the whole sequence, for this rank's rows. An exchange gives each rank all rows of some heads.
+
+    hq must be a multiple of the number of ranks n, and hk a multiple or a divisor of n. If hk is less than n, a key
+    head goes to each rank that reads it, and the gradients of these ranks are added in the type of k.
+
+    Arguments, results and errors are those of all_gather_attention.
+    """
+    options = (causal, align, window, scale, softcap, alibi, sinks, balanced)
+    run = partial(ulysses, with_lse=return_lse is True)
+    return _attention("ulysses_attention", run, q, k, v, group, options, return_lse)
+
+
+def shard_sequence(x: Tensor, dim: int, *, balanced: bool = False, group: Group = None) -> Tensor:
+    """This rank's part of x along the dimension `dim`. All ranks have x. Contiguous, with gradients.
+
+    The size of `dim` must be a multiple of the number of ranks n, of 2 n if `balanced`. Sends no messages. Raises
+    TypeError or ValueError, naming the argument.
+    """
+    ranks = ranks_of(group)
+    _refusals.check_tensors({"x": x}, "a tensor")
+    dim, balanced = dimension(x, dim), truth("balanced", balanced)
+    unit = ranks.size * (2 if balanced else 1)
+    if x.shape[dim] % unit != 0:
+        got = f"{x.shape[dim]} rows along dimension {dim}"
+        raise ValueError(f"x: got {got}; wanted a multiple of {unit}: pad the sequence")
+    own = spans(ranks.rank, ranks.size, x.shape[dim] // ranks.size, balanced)
+    pieces = [x.narrow(dim, s.start, s.end - s.begin) for s in own]
+    return torch.cat(pieces, dim) if len(pieces) > 1 else pieces[0].clone(memory_format=torch.contiguous_format)
+
+
+def unshard_sequence(x: Tensor, dim: int, *, balanced: bool = False, group: Group = None) -> Tensor:
+    """The whole sequence, on every rank, of parts x that shard_sequence() has made. No gradients.
+
+    Raises TypeError or ValueError, naming the argument, on all ranks, if their parts differ in shape or type.
+    """
+    ranks = ranks_of(group)
+    call, error = None, None
+    try:
+        call, dim = whole_call("unshard_sequence", x, dim, balanced)
+    except (TypeError, ValueError, NotImplementedError) as refused:
+        error = refused
+    agree(ranks, call, error)
+    parts = ranks.gather(x.detach().movedim(dim, 0))
+    return in_sequence(parts, ranks.size, 0, balanced).movedim(0, dim).clone(memory_format=torch.contiguous_format)
+
+
+def _attention(
+    method: str,
+    run: Callable[..., Any],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    group: Group,
+    given: tuple[Any, ...],
+    return_lse: bool,
+) -> Any:
+    ranks = ranks_of(group)
+    call, options, error = None, None, None
+    try:
+        return_lse = truth("return_lse", return_lse)
+        call, options = attention_call(method, ranks, q, k, v, *given)
+        if method == "ulysses_attention":
+            key_heads(q.shape[1], k.shape[1], ranks.size)
+    except (TypeError, ValueError, NotImplementedError) as refused:
+        error = refused
+    agree(ranks, call, error)
+    *_, alibi, sinks, balanced = given
+    out, lse = run(q, k, v, alibi, sinks, ranks, options, balanced)
+    return (out, lse) if return_lse else out
