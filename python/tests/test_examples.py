@@ -1,6 +1,9 @@
 """The programs of python/examples."""
 
 import importlib.util
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -133,3 +136,15 @@ def test_embedding_server(random):
 def test_every_example_is_tested():
     known = {"deepseek_block", "embedding_server", "finetune_minilm", "kimi_linear_block", "quantised_chat"}
     assert {path.stem for path in EXAMPLES.glob("*.py")} == known
+
+
+def test_context_parallel_by_torchrun():
+    torch = pytest.importorskip("torch")
+    if not torch.distributed.is_available():
+        pytest.skip("PyTorch without torch.distributed")
+    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    program = [str(EXAMPLES / "context_parallel.py"), "--tokens", "64", "--method", "ring_attention"]
+    done = subprocess.run([*run, *program], capture_output=True, text=True, timeout=300, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.splitlines()
+    assert first.startswith("ring_attention: loss ") and second.startswith("context_parallel: loss ")
