@@ -94,8 +94,9 @@ class Place:
         self.show(self.start, self.rows + key_states.shape[2])
 
     def append_rotated(self, query: Tensor, key_states: Tensor, value_states: Tensor, options: tuple[Any, ...]) -> bool:
-        """The same for keys before their norm and rotation, and for a query. options are rapt.rotary_append_kv's arguments
-        from cos to q_out. False if nothing is written, because rapt refuses such tensors, or there is no room."""
+        """The same for keys before their norm and rotation, and for a query. options are those arguments of
+        rapt.rotary_append_kv that begin with cos and end with q_out. False if nothing is written, because rapt refuses
+        such tensors, or there is no room."""
         n = key_states.shape[2]
         if self.arrays is None or self.start + self.rows + n > self.room or n == 0:
             return False

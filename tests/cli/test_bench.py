@@ -148,7 +148,7 @@ class Bench(CliTest):
     def test_entries_are_for_their_operation(self):
         problems = [word for problem in (PROBLEM, *OTHERS.values()) for word in ("--problem", problem)]
         operation_of = {entry["name"]: entry["operation"] for entry in self.run_json("info")["entries"]}
-        for operation in ("append_kv", "attention_backward", "select_topk"):
+        for operation in ("append_kv", "delta_rule_backward", "select_topk"):
             skipped = [f'rapt: --problem "{problem}": skipped: --entry {operation} names no usable entry of {other}\n'
                        for other, problem in {"attention": PROBLEM, **OTHERS}.items() if other != operation]
             _, document = self.bench(*problems, "--entry", operation, says="".join(skipped))
