@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from rapt._distributed_check import Ranks
 from rapt._distributed_kernel import backward, detached, forward, halves, joined, keywords, padded, padding
@@ -49,6 +50,7 @@ class GatheredAttention(torch.autograd.Function):
         return out, lse
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
         q, k, v, alibi, sinks, out, lse = detached(ctx.saved_tensors)
         ranks, options, balanced = ctx.call

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 import rapt
 from rapt._distributed_check import Ranks
@@ -52,6 +53,7 @@ class RingAttention(torch.autograd.Function):
         return out, lse
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
         q, k, v, alibi, out, lse = detached(ctx.saved_tensors)
         ranks, options, balanced = ctx.call

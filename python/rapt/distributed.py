@@ -20,7 +20,6 @@ Nothing is tested or measured on GPUs.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -32,7 +31,7 @@ from rapt._distributed_check import Group, agree, attention_call, dimension, ran
 from rapt._distributed_gather import GatheredAttention
 from rapt._distributed_parts import in_sequence, spans
 from rapt._distributed_ring import RingAttention
-from rapt._distributed_ulysses import key_heads, ulysses
+from rapt._distributed_ulysses import UlyssesAttention, readers
 from rapt._scalars import Alignment, truth
 
 __all__ = ["all_gather_attention", "ring_attention", "shard_sequence", "ulysses_attention", "unshard_sequence"]
@@ -131,8 +130,7 @@ def ulysses_attention(
     Arguments, results and errors are those of all_gather_attention.
     """
     options = (causal, align, window, scale, softcap, alibi, sinks, balanced)
-    run = partial(ulysses, with_lse=return_lse is True)
-    return _attention("ulysses_attention", run, q, k, v, group, options, return_lse)
+    return _attention("ulysses_attention", UlyssesAttention.apply, q, k, v, group, options, return_lse)
 
 
 def shard_sequence(x: Tensor, dim: int, *, balanced: bool = False, group: Group = None) -> Tensor:
@@ -162,7 +160,7 @@ def unshard_sequence(x: Tensor, dim: int, *, balanced: bool = False, group: Grou
     call, error = None, None
     try:
         call, dim = whole_call("unshard_sequence", x, dim, balanced)
-    except (TypeError, ValueError, NotImplementedError) as refused:
+    except Exception as refused:  # of any kind, or the other ranks would wait
         error = refused
     agree(ranks, call, error)
     parts = ranks.gather(x.detach().movedim(dim, 0))
@@ -185,10 +183,12 @@ def _attention(
         return_lse = truth("return_lse", return_lse)
         call, options = attention_call(method, ranks, q, k, v, *given)
         if method == "ulysses_attention":
-            key_heads(q.shape[1], k.shape[1], ranks.size)
-    except (TypeError, ValueError, NotImplementedError) as refused:
+            readers(q.shape[1], k.shape[1], ranks.size)
+        call["return_lse"] = return_lse
+    except Exception as refused:  # of any kind, or the other ranks would wait
         error = refused
     agree(ranks, call, error)
     *_, alibi, sinks, balanced = given
-    out, lse = run(q, k, v, alibi, sinks, ranks, options, balanced)
+    more = (return_lse,) if method == "ulysses_attention" else ()  # the other two have it anyway
+    out, lse = run(q, k, v, alibi, sinks, ranks, options, balanced, *more)
     return (out, lse) if return_lse else out

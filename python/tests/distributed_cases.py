@@ -119,7 +119,9 @@ def empty_rows(rank, ranks):
 
 
 def same_bits_again(rank, ranks):
-    for method in METHODS[:2]:
+    for method in METHODS:
+        if not takes(method, SIZES["group"], ranks):
+            continue
         runs = []
         for _ in range(2):
             *mine, dout, _ = parted(SIZES["group"], torch.bfloat16, True)
@@ -127,6 +129,31 @@ def same_bits_again(rank, ranks):
             out.backward(shard_sequence(dout, 2, balanced=True))
             runs.append([out, *(x.grad for x in mine)])
         assert all(torch.equal(a, b) for a, b in zip(*runs))
+
+
+def losses_that_differ(rank, ranks):
+    """Of some ranks the loss depends on lse alone, or on out alone: they all take part in the same messages."""
+    q, k, v, dout, dlse = inputs(12, 12, 48, 48, torch.float32)
+    out, lse = rapt.attention(q, k, v, causal=True, return_lse=True)
+    part = lambda x: shard_sequence(x, 2)
+    uses_out, uses_lse = rank != 1, rank != 0
+    own = torch.arange(48) // (48 // ranks)  # the rank of a row
+    dout, dlse = dout * (own != 1)[:, None], dlse * (own != 0)
+    wanted = rapt.attention_backward(dout, q, k, v, out, lse, dlse=dlse, causal=True)
+    for method in METHODS:
+        mine = [part(x).requires_grad_() for x in (q, k, v)]
+        results = zip(method(*mine, causal=True, return_lse=True), (part(dout), part(dlse)), (uses_out, uses_lse))
+        torch.autograd.backward(*zip(*((x, grad) for x, grad, uses in results if uses)))
+        for x, grad in zip(mine, (wanted.dq, wanted.dk, wanted.dv)):
+            assert error(x.grad, part(grad)) <= 1e-5
+
+
+def no_second_derivatives(rank, ranks):
+    for method in METHODS:
+        *mine, _, _ = parted((12, 12, 48, 48), torch.float32, False)
+        grads = torch.autograd.grad(method(*mine).square().sum(), mine, create_graph=True)
+        with raises(RuntimeError, "once_differentiable"):
+            grads[0].sum().backward()
 
 
 def shards(rank, ranks):
@@ -185,6 +212,11 @@ def raises(kind, message):
     return check()
 
 
+class NoNumber:
+    def __float__(self):
+        raise OSError("a number that cannot be read")
+
+
 def disagreements(rank, ranks):
     last = rank == ranks - 1
     q, k, v = (shard_sequence(x, 2) for x in inputs(12, 12, 48, 48, torch.float32)[:3])
@@ -201,6 +233,10 @@ def disagreements(rank, ranks):
             method(q, k[0] if last else k, v)
         with raises(TypeError if last else ValueError, "v: got torch.float16" if last else "refuses its arguments"):
             method(q, k, v.half() if last else v)
+        with raises(ValueError, "return_lse: got False on rank 0 and True"):
+            method(q, k, v, return_lse=last)
+        with raises(OSError if last else ValueError, "a number" if last else "refuses its arguments"):
+            method(q, k, v, scale=NoNumber() if last else None)
         with raises(ValueError, "requires_grad: got False on rank 0 and True"):
             method(q.clone().requires_grad_(last), k, v)
         torch.testing.assert_close(method(q, k, v).isfinite().all(), torch.tensor(True))  # the group is as it was
@@ -262,7 +298,8 @@ CASES = {
     for method in METHODS
     for dtype in (torch.float32, torch.bfloat16, torch.float16)
 }
-for _case in (few_rows, empty_rows, same_bits_again, shards, ring_messages, disagreements, refusals):
+_OTHERS = (few_rows, empty_rows, same_bits_again, losses_that_differ, no_second_derivatives)
+for _case in (*_OTHERS, shards, ring_messages, disagreements, refusals):
     CASES[_case.__name__] = _case
 
 
