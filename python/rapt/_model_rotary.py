@@ -79,7 +79,8 @@ def _replace(kind: Any, theirs: FunctionType) -> str:
     owner = next(base for base in kind.__mro__ if "forward" in vars(base))
     if owner.forward is theirs:
         setattr(owner, "forward", ours)
-    return "" if owner.forward is ours else "its forward is decorated"
+    made = owner.forward  # of another thread, maybe
+    return "" if hasattr(made, _MARK) and made.__wrapped__ is theirs else "its forward is decorated"
 
 
 def _why_not(layer: Any, theirs: FunctionType) -> str:
@@ -176,7 +177,7 @@ def _weight(norm: Any, dtype: torch.dtype) -> Any:
     if norm is None:
         return None, 0.0, False
     cls: Any = type(norm)
-    kind = norm_of(cls)
+    kind = norm_of(cls, cls.forward)
     if kind is None:
         return None
     state = vars(norm)

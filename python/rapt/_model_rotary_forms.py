@@ -127,7 +127,9 @@ def written(text: str) -> str:
 
 
 def definition(function: Any) -> ast.FunctionDef:
-    """Raises OSError, TypeError or SyntaxError where the source is not there."""
+    """Raises OSError, TypeError or SyntaxError where the source is not there, or is not all that runs."""
+    if hasattr(function, "__wrapped__"):
+        raise TypeError
     (definition,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
     if not isinstance(definition, ast.FunctionDef):
         raise TypeError
@@ -155,10 +157,10 @@ def rotation_of(variables: dict[str, Any]) -> Rotation | None:
 
 
 @cache
-def norm_of(kind: Any) -> Norm | None:
-    """The RMS norm that a class of modules computes; None for other modules."""
+def norm_of(kind: Any, forward: Any) -> Norm | None:
+    """The RMS norm that a class of modules computes by its forward; None for other modules."""
     try:
-        found = _text(definition(kind.forward))
+        found = _text(definition(forward))
         found += "\n" + _text(definition(kind._norm)) if "self._norm(" in found else ""
         return next((norm for known, norm in _NORMS.items() if written(known) == found), None)
     except (AttributeError, OSError, TypeError, SyntaxError):

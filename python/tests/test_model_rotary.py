@@ -6,6 +6,8 @@ import functools
 import importlib
 import pathlib
 import re
+import threading
+from unittest import mock
 
 import pytest
 
@@ -240,13 +242,18 @@ def test_a_name_may_stop_fusing(calls):
     assert made == len(calls) == 6 and fused(model) == {"LlamaAttention": "its attention is another"}
 
 
-@pytest.mark.parametrize("change", ["hook", "global hook", "forward", "weight", "module"])
+@pytest.mark.parametrize("change", ["hook", "global hook", "forward", "weight", "module", "class"])
 def test_norms_that_are_more_than_norms_are_called(change, calls):
     model, wanted, seen = model_of("Qwen3"), logits(model_of("Qwen3", "rapt_own"), None), []
     with contextlib.ExitStack() as undo:
         if change == "global hook":
             handle = torch.nn.modules.module.register_module_forward_hook(lambda m, *_: seen.append(m))
             undo.callback(handle.remove)
+        if change == "class":
+            kind = type(model.model.layers[0].self_attn.q_norm)
+            logits(model, None), calls.clear()  # the class is known before it changes
+            by_class = functools.wraps(kind.forward)(lambda self, x, known=kind.forward: seen.append(self) or known(self, x))
+            undo.enter_context(mock.patch.object(kind, "forward", by_class))
         for layer in model.model.layers:
             norm = layer.self_attn.q_norm
             if change == "hook":
@@ -274,6 +281,19 @@ def test_a_decorated_forward_stays():
     for layer in model.model.layers:
         layer.self_attn.__class__ = Decorated
     assert fused(model) == {"Decorated": "its forward is decorated"}
+
+
+def test_threads_may_make_models_at_once(monkeypatch):
+    """All see the same class with the new forward, whoever has made it."""
+    model = model_of("Qwen2")
+    kind = type(model.model.layers[0].self_attn)
+    monkeypatch.setattr(kind, "forward", kind.forward.__wrapped__)
+    _model_rotary._ours.cache_clear()
+    together, rewritten = threading.Barrier(2), _model_rotary.rewritten
+    monkeypatch.setattr(_model_rotary, "rewritten", lambda *given: [together.wait(60), rewritten(*given)][1])
+    threads = [threading.Thread(target=_model_rotary.prepare, args=(model,)) for _ in range(2)]
+    [thread.start() for thread in threads], [thread.join() for thread in threads]
+    assert fused(model) == {"Qwen2Attention": "rapt"}
 
 
 def test_what_is_not_known_stays():
