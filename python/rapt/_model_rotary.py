@@ -135,7 +135,7 @@ def _step(rotation: Rotation, theirs: FunctionType, moved: tuple[bool, bool]) ->
         if norms is None:  # modules of other kinds
             q, k = _normed(q_norm, q, moved[0]), _normed(k_norm, k, moved[1])
             q_norm, k_norm, norms = None, None, _NO_NORMS
-        if cos is not None and variables[ROTATE] is known:
+        if cos is not None and variables[ROTATE] is known and "forward" not in vars(known):
             found = tables(q, k, cos, sin)
             if found is not None:
                 cos_rows, sin_rows, r = found

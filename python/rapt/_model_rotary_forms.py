@@ -142,10 +142,18 @@ def _text(definition: ast.FunctionDef) -> str:
     return "\n".join(map(ast.unparse, body))
 
 
+def _function(given: Any) -> Any:
+    """The function that a module of the package `kernels` calls; anything else as it is."""
+    forward = getattr(type(given), "forward", None)
+    if forward is None or _text(definition(forward)) != "return func(*args, **kwargs)":
+        return given
+    return inspect.getclosurevars(forward).nonlocals["func"]
+
+
 def rotation_of(variables: dict[str, Any]) -> Rotation | None:
     """How a module's apply_rotary_pos_emb rotates; None if that is no way that is known."""
     try:
-        rotate = definition(variables[ROTATE])
+        rotate = definition(_function(variables[ROTATE]))
         if [x.arg for x in rotate.args.args] != _ARGUMENTS or [ast.unparse(x) for x in rotate.args.defaults] != ["1"]:
             return None
         calls = (x for statement in rotate.body for x in ast.walk(statement) if isinstance(x, ast.Call))

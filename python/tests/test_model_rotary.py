@@ -4,6 +4,7 @@ import contextlib
 import copy
 import functools
 import importlib
+import inspect
 import pathlib
 import re
 import threading
@@ -252,7 +253,8 @@ def test_norms_that_are_more_than_norms_are_called(change, calls):
         if change == "class":
             kind = type(model.model.layers[0].self_attn.q_norm)
             logits(model, None), calls.clear()  # the class is known before it changes
-            by_class = functools.wraps(kind.forward)(lambda self, x, known=kind.forward: seen.append(self) or known(self, x))
+            known = kind.forward
+            by_class = functools.wraps(known)(lambda self, x: seen.append(self) or known(self, x))
             undo.enter_context(mock.patch.object(kind, "forward", by_class))
         for layer in model.model.layers:
             norm = layer.self_attn.q_norm
@@ -294,6 +296,30 @@ def test_threads_may_make_models_at_once(monkeypatch):
     threads = [threading.Thread(target=_model_rotary.prepare, args=(model,)) for _ in range(2)]
     [thread.start() for thread in threads], [thread.join() for thread in threads]
     assert fused(model) == {"Qwen2Attention": "rapt"}
+
+
+def test_functions_that_are_modules(calls, monkeypatch):
+    """The package `kernels`, if installed, makes modules of functions that rotate, and may replace their forward."""
+    model = model_of("Qwen2", "rapt_own")
+    kind = type(model.model.layers[0].self_attn)
+    theirs = inspect.unwrap(kind.forward)
+    func = theirs.__globals__["apply_rotary_pos_emb"]
+
+    class Func(torch.nn.Module):
+        def forward(self, *args, **kwargs):
+            return func(*args, **kwargs)
+
+    wanted, module, seen = logits(model, None), Func(), []
+    monkeypatch.setattr(kind, "forward", theirs)
+    monkeypatch.setitem(theirs.__globals__, "apply_rotary_pos_emb", module)
+    _model_rotary._ours.cache_clear()
+    model = model_of("Qwen2")
+    assert fused(model) == {"Qwen2Attention": "rapt"}
+    torch.testing.assert_close(logits(model, None), wanted, rtol=1e-4, atol=1e-4)
+    assert len(calls) == 6
+    module.forward = lambda *args: seen.append(1) or func(*args)
+    assert torch.equal(logits(model, None), wanted) and len(seen) == len(calls) == 6
+    _model_rotary._ours.cache_clear()
 
 
 def test_what_is_not_known_stays():
