@@ -85,7 +85,7 @@ def _replace(kind: Any, theirs: FunctionType) -> str:
 
 def _why_not(layer: Any, theirs: FunctionType) -> str:
     if getattr(getattr(layer, "config", None), "_attn_implementation", None) not in names:
-        return "its attention is another"
+        return "its attention is another, or has fuse=False"
     if "forward" in vars(layer) and not hasattr(layer.forward, _MARK):
         return "its forward was replaced"
     return _replace(type(layer), theirs)

@@ -63,7 +63,7 @@ def all_gather_attention(
                     sq and sk may differ (cross attention). Every rank has the same sizes.
     causal, window, scale, softcap
                     As for rapt.attention.
-    alibi, sinks    [hq], the same on every rank, without gradients. As for rapt.attention.
+    alibi, sinks    [hq], without gradients. As for rapt.attention. Every rank must give the same; that is not checked.
     align           Where query row 0 of the whole sequence sits among all keys. As for rapt.attention.
     balanced        Whether a part is chunks r and 2 n - 1 - r of 2 n, of queries and of keys.
     group           A process group. All processes if not given.

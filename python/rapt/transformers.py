@@ -49,6 +49,7 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import causal_mask_function, eager_mask, sdpa_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from rapt import _core, _model_attention, _model_cache, _model_delta_rule, _model_flash, _model_fork, _model_keywords
 from rapt import _model_latent, _model_masks, _model_rotary, _model_serving, _model_sparse, _refusals, _seed
@@ -57,6 +58,7 @@ from rapt._codes import OnlyForRapt
 from rapt._model_cache import Cache
 from rapt._model_later import Later, made
 from rapt._model_rotary import fused
+from rapt._scalars import truth
 
 __all__ = ["Cache", "fused", "register"]
 
@@ -78,7 +80,14 @@ def register(name: str = "rapt", *, fuse: bool = True) -> None:
 
     Afterwards, making a model (or a part of one) that computes attention itself with such a name raises ValueError, as
     does switching to it. A model whose first forward calls no attention gives a rapt.torch.FallbackWarning.
+
+    Raises TypeError or ValueError, naming the argument, also for a name that somebody else has registered.
     """
+    fuse = truth("fuse", fuse)
+    if not isinstance(name, str):
+        raise TypeError(f"name: got {name!r}; wanted a str")
+    if name in ("", "eager") or (name in ALL_ATTENTION_FUNCTIONS and name not in _registered):
+        raise ValueError(f'name: got "{name}"; wanted a new one, such as "rapt"')
     AttentionInterface.register(name, _attention_forward)
     AttentionMaskInterface.register(name, _mask)
     AttentionInterface.register(name + _WHOLE_MASKS, _attention_with_whole_masks)

@@ -218,7 +218,7 @@ def test_gradients_and_compiled_code_are_the_models_own(calls):
 
 def test_other_attention_runs_the_models_own_code(calls, monkeypatch):
     model, alike = model_of("Qwen3"), model_of("Qwen3", "rapt_own")
-    assert fused(alike) == {"Qwen3Attention": "its attention is another"}
+    assert fused(alike) == {"Qwen3Attention": "its attention is another, or has fuse=False"}
     theirs, seen = type(model.model.layers[0].self_attn).forward.__wrapped__, []
     assert theirs.__module__ == "transformers.models.qwen3.modeling_qwen3" and theirs.__code__.co_name == "forward"
     rotate = theirs.__globals__["apply_rotary_pos_emb"]
@@ -230,7 +230,7 @@ def test_other_attention_runs_the_models_own_code(calls, monkeypatch):
     monkeypatch.undo()
     model.set_attn_implementation("sdpa")
     model(**prompt())
-    assert fused(model) == {"Qwen3Attention": "its attention is another"}
+    assert fused(model) == {"Qwen3Attention": "its attention is another, or has fuse=False"}
 
 
 def test_a_name_may_stop_fusing(calls):
@@ -240,7 +240,7 @@ def test_a_name_may_stop_fusing(calls):
     made = len(calls)
     rapt.transformers.register("rapt_both", fuse=False)
     logits(model, None)
-    assert made == len(calls) == 6 and fused(model) == {"LlamaAttention": "its attention is another"}
+    assert made == len(calls) == 6 and fused(model) == {"LlamaAttention": "its attention is another, or has fuse=False"}
 
 
 @pytest.mark.parametrize("change", ["hook", "global hook", "forward", "weight", "module", "class"])
@@ -352,3 +352,20 @@ def test_classes_in_the_guide_are_known():
         found = {x.__name__: _model_rotary._ours(_model_rotary._forward_of(x)) for x in layers}
         said = f"transformers {transformers.__version__}, {model_type}: {found}"
         assert found and not any(isinstance(x, str) for x in found.values()), said
+
+
+@pytest.mark.parametrize(
+    "name, fuse, error, message",
+    [
+        ("sdpa", True, ValueError, 'name: got "sdpa"; wanted a new one'),
+        ("eager", True, ValueError, 'name: got "eager"; wanted a new one'),
+        ("", True, ValueError, 'name: got ""; wanted a new one'),
+        (1, True, TypeError, "name: got 1; wanted a str"),
+        ("rapt", None, TypeError, "fuse: got None; wanted True or False"),
+    ],
+)
+def test_refused_registrations(name, fuse, error, message):
+    theirs = transformers.AttentionInterface()["sdpa"]
+    with pytest.raises(error, match=message):
+        rapt.transformers.register(name, fuse=fuse)
+    assert transformers.AttentionInterface()["sdpa"] is theirs
