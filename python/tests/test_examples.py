@@ -134,7 +134,7 @@ def test_embedding_server(random):
 
 
 def test_every_example_is_tested():
-    known = {"deepseek_block", "embedding_server", "finetune_minilm", "kimi_linear_block", "quantised_chat"}
+    known = {"context_parallel", "deepseek_block", "embedding_server", "finetune_minilm", "kimi_linear_block", "quantised_chat"}
     assert {path.stem for path in EXAMPLES.glob("*.py")} == known
 
 
