@@ -184,7 +184,7 @@ def attend(tensors: tuple[Any, ...], given: Options) -> tuple[Tensor, Tensor]:
 
 
 class Sizes(NamedTuple):
-    """Of one call: sequences, query tokens, keys at most, head sizes of both parts of queries, latent columns, head size of
+    """Of one call: sequences, query tokens, keys at most, head dimensions of both parts of queries, latent columns, head dimension of
     values."""
 
     b: int
