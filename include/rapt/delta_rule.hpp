@@ -65,6 +65,9 @@ struct DeltaRuleArgs {
 /// LinearAttention. The smaller of hk and hv divides the larger; hq divides h or is a multiple of it. Head i of the
 /// fewer heads serves the i-th of equal runs of the others.
 ///
+/// All tensors are on one device. On a GPU, values of cu_seqlens, state_slots and accepted are not validated: starts
+/// are clamped to the tensors, a slot that the pool lacks counts as a negative one, and no two states may share one.
+///
 /// The bits do not depend on threads, on the other sequences of a batch, or on later tokens. They may depend on whether
 /// the call keeps a state for each token. Throws Error before anything is written. Reentrant. `workspace` as for
 /// attention(). docs/contract.md states the corner cases. FLOPs (cost.hpp): S^T k, k u^T and S^T q.
@@ -83,13 +86,14 @@ struct DeltaRuleProblem {
       DType::f32;  ///< of q, k and v; if they differ, of the first that is not f32; text: dtype=, for out, too
   DType out_dtype = DType::f32;    ///< text: out=
   DType state_dtype = DType::f32;  ///< of the states; if they differ, of the one that is not f32
+  DeviceType device = DeviceType::cpu;
   UpdateRule rule = UpdateRule::gated_delta;
   Decay decay = Decay::none;
   std::int64_t b = 1;
   std::int64_t hq = 1;
   std::int64_t hk = 1;  ///< text default: hq
   std::int64_t hv = 1;  ///< text default: hk
-  std::int64_t t = 0;   ///< tokens per sequence; ragged: of the longest sequence
+  std::int64_t t = 0;   ///< tokens per sequence; ragged: of the longest sequence, on a GPU the most it can be
   std::int64_t d = 0;
   std::int64_t dv = 0;       ///< text default: d
   std::int64_t ragged = -1;  ///< tokens of all sequences; -1: dense

@@ -165,6 +165,12 @@ __device__ inline void bulk_load(std::uint32_t to, const void* from, int bytes, 
       : "memory");
 }
 
+// The other way; forms groups as tma_store() does.
+__device__ inline void bulk_store(void* to, std::uint32_t from, int bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes)
+               : "memory");
+}
+
 // cp.async of `bytes` of 16 bytes, with zeros for the rest, which is not read. Both addresses are multiples of 16.
 __device__ inline void copy16(std::uint32_t to, const void* from, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");

@@ -10,6 +10,7 @@
 #include "cuda/kernels/prefill_config.hpp"
 #include "operations/append_kv/params.hpp"
 #include "operations/attention/params.hpp"
+#include "operations/delta_rule/params.hpp"
 #include "operations/merge_states/params.hpp"
 #include "operations/rotary_append_kv/params.hpp"
 
@@ -90,6 +91,24 @@ cudaError_t launch_append_kv(const AppendKvParams& params, cudaStream_t stream);
 inline constexpr KernelFacts kRotaryAppendKvFacts = {
     .operation = Operation::rotary_append_kv, .phase = Phase::all, .arithmetic = "f32", .dtypes = kCacheTypes};
 cudaError_t launch_rotary_append_kv(const RotaryAppendKvParams& params, cudaStream_t stream);
+
+// delta_rule: token by token, all that the operation takes. delta_rule_decode: one token of each sequence, of states
+// that lie in one piece each; the same bits. (On sm_90a.)
+inline constexpr KernelFacts kDeltaRuleFacts = {.operation = Operation::delta_rule,
+                                                .phase = Phase::all,
+                                                .arithmetic = "f32",
+                                                .dtypes = kFloatTypes,
+                                                .max_head_size = 256,
+                                                .max_value_head_size = 256};
+inline constexpr KernelFacts kDeltaRuleDecodeFacts = {.operation = Operation::delta_rule,
+                                                      .phase = Phase::decode,
+                                                      .arithmetic = "f32",
+                                                      .dtypes = kFloatTypes,
+                                                      .max_head_size = 128,
+                                                      .max_value_head_size = 128};
+cudaError_t launch_delta_rule(const DeltaRuleParams& params, cudaStream_t stream);
+bool delta_rule_decode_takes(const DeltaRuleParams& params);
+cudaError_t launch_delta_rule_decode(const DeltaRuleParams& params, cudaStream_t stream);
 
 // A few states are parameters of the kernel, more are written to the workspace by launches before it.
 inline constexpr KernelFacts kMergeStatesFacts = {

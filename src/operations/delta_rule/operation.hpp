@@ -22,6 +22,7 @@ struct OperationOf<DeltaRuleArgs> {
       delta_rule_states<>(),
   };
   static unsigned mode(const Args& args) { return DeltaRuleModes::of(args); }
+  static Device device(const Args& args) { return args.q.device; }
   static Call bind(const Args& args, Bound& bound);
   static std::vector<Problem> corners(const DeltaRuleProblem& largest);
   static void set_scalars(const C& c, Args& args);

@@ -1,5 +1,5 @@
 // delta_rule: arguments -> Call, or an Error that names the argument; and its problem's text. Nothing is written, and
-// nothing is read but starts and slots.
+// nothing is read but starts and slots, on a device not even these.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -50,6 +50,7 @@ constexpr Field<P> kFields[] = {
      [](P& p, const Word& word) { p.dtype = p.out_dtype = word.dtype(); }},
     dtype_field_like<P, &P::out_dtype, &P::dtype>("out"),
     dtype_field<P, &P::state_dtype>("state_dtype"),
+    device_field<P>(),
     name_field<&P::rule, &kRules, UpdateRule::gated_delta>("rule"),
     name_field<&P::decay, &kDecays, Decay::none>("decay"),
     size_field<P, &P::b>("b"),
@@ -116,6 +117,8 @@ void bind_slots(const DeltaRuleArgs& args, P& p, const Bound& bound, DeltaRulePa
     throw Error("state_slots", "shape " + shape_text(t), "a slot for each of " + std::to_string(p.t) + " tokens");
   f.slots = {t.data, has_steps ? t.strides[1] : 0, t.dtype == DType::i64};
   f.slots_stride_b = t.strides[0];
+  if (args.accepted) f.accepted = integers_of(args.accepted);
+  if (p.device != DeviceType::cpu) return;  // values cannot be read here
   std::vector<int64_t> used;
   for (int64_t b = 0; b < p.b; ++b)
     for (int64_t i = 0; i < n; ++i) {
@@ -127,9 +130,7 @@ void bind_slots(const DeltaRuleArgs& args, P& p, const Bound& bound, DeltaRulePa
   std::sort(used.begin(), used.end());
   if (const auto twice = std::adjacent_find(used.begin(), used.end()); twice != used.end())
     throw Error("state_slots", "slot " + std::to_string(*twice) + " twice", "a slot of its own for each state");
-  if (!args.accepted) return;
-  f.accepted = integers_of(args.accepted);
-  for (int64_t b = 0; b < p.b; ++b)
+  for (int64_t b = 0; f.accepted && b < p.b; ++b)
     if (const int64_t count = f.accepted[b]; count < 1 || count > n)
       throw Error("accepted", std::to_string(count) + " of sequence " + std::to_string(b), "1 to " + std::to_string(n));
 }
@@ -181,9 +182,15 @@ unsigned DeltaRuleModes::of(const DeltaRuleArgs& args) {
 void derive_delta_rule_sizes(const DeltaRuleArgs& args, Bound& bound) {
   if (static_cast<std::size_t>(args.rule) >= kRules.size())
     throw Error("rule", std::to_string(static_cast<int>(args.rule)), "one of UpdateRule");
-  if (args.cu_seqlens)
-    bound.derive(id("t"), check_starts("cu_seqlens", integers_of(args.cu_seqlens), args.cu_seqlens.shape[0],
-                                       bound[id("total")]));
+  if (args.cu_seqlens) {
+    const int64_t total = bound[id("total")];
+    const auto longest = [&] {
+      if (bound.device.type == DeviceType::cpu)
+        return check_starts("cu_seqlens", integers_of(args.cu_seqlens), args.cu_seqlens.shape[0], total);
+      return args.state_slots.ndim == 2 ? std::min(total, args.state_slots.shape[1]) : total;
+    };
+    bound.derive(id("t"), longest());
+  }
   const P p = sizes_of(bound);
   check(p);
   bound.derive(id("h"), p.state_heads());
@@ -194,6 +201,7 @@ DeltaRuleProblem bind_delta_rule(const DeltaRuleArgs& args, const TensorView& ou
                                  const Bound& bound, DeltaRuleParams& f) {
   const bool is_ragged = bound.mode & DeltaRuleModes::ragged;
   P p = sizes_of(bound);
+  p.device = bound.device.type;
   p.dtype = args.q.dtype;
   for (const DType dtype : {args.k.dtype, args.v.dtype})
     if (p.dtype == DType::f32) p.dtype = dtype;
@@ -269,7 +277,7 @@ Call OperationOf<DeltaRuleArgs>::bind(const Args& args, Bound& bound) {
   DeltaRuleParams params{};
   const P problem = bind_delta_rule(args, args.out, args.final_state, bound, params);
   if (is_in_place(args)) bound.set_alias("initial_state");
-  return {problem, params, {}, bound.writes_nothing(), nullptr};
+  return {problem, params, bound.device, bound.writes_nothing(), nullptr};
 }
 
 void OperationOf<DeltaRuleArgs>::set_scalars(const C& c, Args& args) {

@@ -217,6 +217,11 @@ void DeltaRuleCase::run(const Context& context) {
   plan.run(args());
 }
 
+void DeltaRuleCase::run(const Forced& context) {
+  operands = operands_of(context.entry);
+  testing::run(args(), context);
+}
+
 Verdict DeltaRuleCase::verdict(const DeltaRuleSubset& subset) {
   return verdict(reference(subset));
 }
@@ -296,6 +301,13 @@ Verdict CaseOf<DeltaRuleProblem>::verify(DeltaRuleCase& inputs, const Context& c
   if (rows == 0) return inputs.verdict();
   const DeltaRuleProblem& p = inputs.problem;
   return inputs.verdict({std::max<std::int64_t>(p.b * p.state_heads() - 1, 1), step_over(p.dv, rows)});
+}
+
+void move_tensors(DeltaRuleArgs& args, DeviceTensors& tensors) {
+  tensors.move(args.final_state), tensors.move(args.out);  // before what is in their memory
+  for (TensorView* t : {&args.q, &args.k, &args.v, &args.g, &args.beta, &args.a_log, &args.dt_bias, &args.initial_state,
+                        &args.cu_seqlens, &args.state_slots, &args.accepted})
+    tensors.move(*t);
 }
 
 }  // namespace rapt::testing

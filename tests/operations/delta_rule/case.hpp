@@ -9,6 +9,7 @@
 #include "operations/delta_rule/oracle.hpp"
 #include "rapt/context.hpp"
 #include "support/case_of.hpp"
+#include "support/device.hpp"
 
 namespace rapt::testing {
 
@@ -35,6 +36,7 @@ struct DeltaRuleCase {
 
   DeltaRuleArgs args();
   void run(const Context& context);
+  void run(const Forced& context);
   /// Makes inputs read-only where the placement allows it.
   void protect_inputs();
   /// Poisons the outputs again; a state that is updated in place is the initial one again.
@@ -100,5 +102,8 @@ struct CaseOf<DeltaRuleProblem> : CaseTraits<DeltaRuleProblem, DeltaRuleCase> {
 
 /// Of every rule, decay and type, with every way to keep states; d and dv reach 256, t about 200.
 DeltaRuleProblem sample_delta_rule(std::mt19937_64& random);
+
+/// For DeviceCallOf.
+void move_tensors(DeltaRuleArgs& args, DeviceTensors& tensors);
 
 }  // namespace rapt::testing

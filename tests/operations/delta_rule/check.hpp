@@ -43,7 +43,8 @@ struct DeltaRuleBits {
     return same(a.out, b.out) && same(a.state, b.state);
   }
 };
-inline DeltaRuleBits bits_on(DeltaRuleCase& c, const Context& context) {
+template <class Where>
+DeltaRuleBits bits_on(DeltaRuleCase& c, const Where& context) {
   c.clear();
   c.run(context);
   return {c.out.values(), c.final ? c.final.values() : std::vector<float>()};

@@ -188,7 +188,7 @@ TEST_CASE("delta_rule: flash-linear-attention's cases, by its tolerance", "[kern
     for (const std::string& entry : every_entry(problem)) {
       if (info_of(entry).phase == Phase::naive) continue;
       c.clear();
-      delta_rule(args, forced(entry));
+      run(args, forced(entry));
       double error = 0, squares = 0;
       for (int64_t i = 0; i < c.out.size(); ++i) {
         const auto at = static_cast<std::size_t>(i);

@@ -26,7 +26,7 @@ TEST_CASE("delta_rule: later tokens change no bit of earlier ones", "[kernel][nu
          {"b=1 hq=2 t=140 d=20 dv=24 decay=channel beta", "b=1 hq=4 hk=2 t=140 d=20 dv=24 decay=head beta",
           "b=1 hq=2 t=140 d=20 rule=linear", "dtype=bf16 b=1 hq=4 hk=2 t=140 d=20 dv=24 decay=channel beta"})
       for (const std::string& entry : every_entry(problem_of(words))) {
-        const Context context = forced(entry);
+        const Forced context = forced(entry);
         DeltaRuleCase c(problem_of(words), 5, Placement::heap, Spacing::dense, decays);
         const std::vector<float> whole = bits_on(c, context).out;
         const auto row = static_cast<int64_t>(whole.size()) / 140;  // of a token, wherever it lies in memory
@@ -36,7 +36,7 @@ TEST_CASE("delta_rule: later tokens change no bit of earlier ones", "[kernel][nu
         for (const int64_t cut : {139, 129, 128, 127, 100, 81, 66, 65, 64, 63, 33, 17, 16, 3, 2, 1}) {
           INFO(entry << ": " << words << ", decays " << static_cast<int>(decays) << ", cut at " << cut);
           c.clear();
-          delta_rule(part_of(c, 0, 0, cut), context);
+          run(part_of(c, 0, 0, cut), context);
           REQUIRE(prefix_is(cut, c.out.values()));
           const float later = cut % 2 ? kNan : 0.7f;
           for (Tensor* t : {&c.q, &c.k, &c.v, &c.g, &c.beta})
@@ -72,11 +72,11 @@ TEST_CASE("delta_rule: a sequence has the bits that it has alone, ragged or in a
                             "dtype=bf16 b=4 hq=2 t=40 d=36 dv=12 ragged=90 decay=constant beta state"})
     for (const std::string& entry : every_entry(problem_of(words))) {
       INFO(entry << ": " << words);
-      const Context context = forced(entry);
+      const Forced context = forced(entry);
       DeltaRuleCase c = case_with_states(problem_of(words), 2, Decays::some);
       const Bits together = bits_on(c, context);
       c.clear();
-      for (int64_t i = 0; i < c.problem.b; ++i) delta_rule(part_of(c, i, 0, c.length(i)), context);
+      for (int64_t i = 0; i < c.problem.b; ++i) run(part_of(c, i, 0, c.length(i)), context);
       CHECK((Bits{c.out.values(), c.final.values()} == together));
     }
 }
@@ -117,7 +117,7 @@ TEST_CASE("delta_rule: heads that share q, k or v have the bits of copies", "[ke
       args.q = slice(args.q, 2, r, 2), args.out = slice(args.out, 2, r, 2);
       args.q.strides[2] *= 3, args.out.strides[2] *= 3;
       few.clear();
-      delta_rule(args, forced(entry));
+      run(args, forced(entry));
       const std::vector<float> one = few.out.values();
       for (std::size_t i = 0; i < whole.size(); ++i)
         if (static_cast<int64_t>(i) / 24 % 3 == r) REQUIRE(std::memcmp(&whole[i], &one[i], sizeof(float)) == 0);
@@ -138,7 +138,7 @@ TEST_CASE("delta_rule: where tensors lie changes no bit", "[kernel]") {
         DeltaRuleArgs args = dense.args();  // from a state of its own
         args.initial_state = dense.initial.view();
         dense.clear();
-        delta_rule(args, forced(entry));
+        run(args, forced(entry));
         CHECK((Bits{dense.out.values(), dense.final.values()} == bits));
       }
     }

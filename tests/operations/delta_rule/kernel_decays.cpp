@@ -34,7 +34,7 @@ TEST_CASE("delta_rule: decays that are strong for a long time, then weak, then s
     for (const int64_t cut : {90, 1100, 3100, 4150, 4360}) {
       INFO(entry << ", cut at " << cut);
       c.clear();
-      delta_rule(part_of(c, 0, 0, cut), forced(entry));
+      run(part_of(c, 0, 0, cut), forced(entry));
       CHECK(std::equal(whole.begin(), whole.begin() + cut * problem.dv, c.out.values().begin()));
     }
   }
@@ -70,7 +70,7 @@ TEST_CASE("delta_rule: decays of 0 and 1, and growth", "[kernel]") {
       DeltaRuleArgs args = one.args();
       args.g = {};
       one.clear();
-      delta_rule(args, forced(entry));
+      run(args, forced(entry));
       CHECK((Bits{one.out.values(), one.final.values()} == bits));
     }
   }
@@ -109,7 +109,7 @@ TEST_CASE("delta_rule: a gate whose rate is past fp32 keeps or forgets the state
       args.g = {&gate.g, {1, 1, 1}}, args.a_log = {&a_log, {1}};
       args.gate = true, args.gate_lower_bound = gate.bound;
       args.out = {&out, {1, 1, 1, 1}}, args.final_state = {&state, {1, 1, 1, 1}}, args.initial_state = args.final_state;
-      delta_rule(args, forced(entry));
+      run(args, forced(entry));
       INFO(entry << ": g = " << gate.g << ", state " << state);
       CHECK(std::abs(state - gate.state) < 1e-6f);
       CHECK(out == state);

@@ -27,7 +27,7 @@ TEST_CASE("delta_rule: NaN and Inf stay where the recurrence takes them", "[kern
         "b=2 hq=2 t=70 d=20 dv=24 rule=gated decay=channel state",
         "dtype=bf16 b=2 hq=2 t=70 d=20 dv=24 decay=channel beta state"})
     for (const std::string& entry : every_entry(problem_of(words))) {
-      const Context context = forced(entry);
+      const Forced context = forced(entry);
       DeltaRuleCase c = case_with_states(problem_of(words), 1, Decays::mostly_weak);
       c.beta_sigmoid = c.beta_double = false;
       const Bits before = bits_on(c, context);

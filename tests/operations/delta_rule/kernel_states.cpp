@@ -18,14 +18,14 @@ TEST_CASE("delta_rule: a prompt and then one token at a time", "[kernel][long]")
       DeltaRuleCase c = case_with_states(problem_of(words), 6, decays);
       for (const std::string& entry : every_entry(c.problem)) {
         INFO(entry << ": " << words << ", decays " << static_cast<int>(decays));
-        const Context context = forced(entry);
+        const Forced context = forced(entry);
         c.operands = operands_of(entry);
         c.clear();
         for (int64_t b = 0; b < c.problem.b; ++b)
           for (int64_t t = 0; t < 90; t += t < 60 ? 60 : 1) {
             DeltaRuleArgs args = part_of(c, b, t, t < 60 ? 60 : 1);
             if (t > 0) args.initial_state = args.final_state;
-            delta_rule(args, context);
+            run(args, context);
           }
         const Verdict verdict = c.verdict();
         INFO(describe(verdict.errors));
@@ -42,7 +42,7 @@ TEST_CASE("delta_rule: speculative decoding resumes from what was accepted", "[k
   std::vector<std::int32_t> slots(b * n), accepted = {1, 4, 2};
   for (std::size_t i = 0; i < slots.size(); ++i) slots[i] = static_cast<std::int32_t>((5 * i + 2) % slots.size());
   const Layout layout(Dims{b * n + 1, h, d, d});
-  const auto call = [&](DeltaRuleCase& c, Tensor& pool, const TensorView& counts, const Context& context,
+  const auto call = [&](DeltaRuleCase& c, Tensor& pool, const TensorView& counts, const Forced& context,
                         int64_t tokens) {
     DeltaRuleArgs args = c.args();
     for (TensorView* t : {&args.q, &args.k, &args.v, &args.g, &args.beta}) *t = slice(*t, 1, 0, tokens);
@@ -50,11 +50,11 @@ TEST_CASE("delta_rule: speculative decoding resumes from what was accepted", "[k
     args.initial_state = pool.view(), args.final_state = pool.mutable_view();
     args.state_slots = TensorView(slots.data(), {b, n}), args.accepted = counts;
     c.clear();
-    delta_rule(args, context);
+    run(args, context);
   };
   for (const std::string& entry : every_entry(draft)) {
     INFO(entry);
-    const Context context = forced(entry);
+    const Forced context = forced(entry);
     Tensor pool(DType::f32, layout);
     for (int64_t i = 0; i < pool.size(); ++i) pool.flat(i) = 0;
     call(first, pool, {}, context, n);
@@ -87,22 +87,22 @@ TEST_CASE("delta_rule: of a negative slot the state is 0, and none is kept", "[k
   Tensor pool(DType::f32, Layout(Dims{6, 2, 12, 12}));
   for (const std::string& entry : every_entry(p)) {
     INFO(entry);
-    const Context context = forced(entry);
+    const Forced context = forced(entry);
     DeltaRuleArgs args = c.args();
     args.initial_state = args.final_state = {}, args.state_slots = {};
     c.clear();
-    delta_rule(args, context);
+    run(args, context);
     const std::vector<float> from_zero = c.out.values();
     for (int64_t i = 0; i < pool.size(); ++i) pool.flat(i) = 3;
     args.initial_state = pool.view(), args.final_state = pool.mutable_view();
     args.state_slots = TensorView(none, {3});
     c.clear();
-    delta_rule(args, context);
+    run(args, context);
     CHECK(c.out.values() == from_zero);
     for (int64_t i = 0; i < pool.size(); ++i) REQUIRE(pool.flat(i) == 3);
     args.state_slots = TensorView(slots, {3});
     c.clear();
-    delta_rule(args, context);
+    run(args, context);
     const std::vector<float> out = c.out.values();
     constexpr std::size_t kSequence = 5 * 2 * 12;
     for (std::size_t b = 0; b < 3; ++b)

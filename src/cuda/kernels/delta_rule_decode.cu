@@ -1,0 +1,155 @@
+// delta_rule_decode: one token of each sequence, bound by reading and writing states. A thread block has a whole state,
+// which bulk copies bring to shared memory and back while other blocks work on theirs. Two passes over it there: decay
+// and prediction; then, from the same products, what the token writes and reads. Sums have delta_rule's order, so the
+// first token of a longer sequence has the same bits.
+#include <array>
+
+#include "cuda/hopper/ptx.cuh"
+#include "cuda/kernels/delta_rule_columns.cuh"
+#include "cuda/kernels/delta_rule_tokens.cuh"
+#include "cuda/kernels/kernels.hpp"
+#include "cuda/tile/launch.cuh"
+#include "cuda/tile/launch_one_of.cuh"
+
+namespace rapt::cuda {
+
+namespace {
+
+constexpr int kColumns = 4;  // of a lane
+
+struct Config {
+  int d;  // rows of a state, padded
+  bool channel_decay;
+  bool keys_first, bf16;  // a state is [d, dv], not [dv, d]; its type
+  friend constexpr bool operator==(const Config&, const Config&) = default;
+};
+
+constexpr auto kConfigs = [] {
+  std::array<Config, 16> all{};
+  for (unsigned i = 0; i < all.size(); ++i) all[i] = {i & 1 ? 64 : 128, (i & 2) != 0, (i & 4) != 0, (i & 8) != 0};
+  return all;
+}();
+
+// The bytes of a state, and of all that a block has in shared memory: a state, a token and a barrier.
+int state_bytes(const DeltaRuleParams& p, const StateRows& rows) {
+  return static_cast<int>(p.d * p.dv) * (rows.type == DType::bf16 ? 2 : 4);
+}
+
+template <int kD, bool kChannelDecay, bool kKeysFirst, bool kBf16>
+__global__ void __launch_bounds__(256, 3) delta_rule_decode(const __grid_constant__ DeltaRuleParams p, int bytes) {
+  constexpr DeltaRuleConfig kLanesConfig{kD, kColumns, kChannelDecay};
+  constexpr int kLanes = kLanesConfig.lanes(), kRuns = kLanesConfig.rows() / 4;
+  // Lanes that lie side by side read neighbours, whichever way a state lies.
+  constexpr int kStep = kKeysFirst ? 32 / kLanes : 1;
+  using Element = std::conditional_t<kBf16, __nv_bfloat16, float>;
+  extern __shared__ __align__(128) std::byte shared[];
+  auto* const state = reinterpret_cast<Element*>(shared);
+  const Record<kLanesConfig> token{reinterpret_cast<float*>(shared + bytes)};
+  const int columns = blockDim.x / 32 * kLanesConfig.warp_columns(), d = static_cast<int>(p.d),
+            dv = static_cast<int>(p.dv);
+  const std::uint32_t barrier = shared_address(token.at + kLanesConfig.record_size(1, columns));
+  const std::int64_t b = blockIdx.y, h = blockIdx.x, from = p.initial ? initial_slot(p, b) : -1;
+  if (threadIdx.x == 0) {
+    barrier_init(barrier, 1);
+    fence_barrier_init();
+    if (from >= 0) {
+      barrier_arrive_expecting(barrier, bytes);
+      bulk_load(shared_address(state), static_cast<const Element*>(p.initial.data) + p.initial.at(from, h), bytes,
+                barrier, false);
+    }
+  }
+  const TokenRange range = tokens_of(p, b);
+  TokenPreparation<kLanesConfig> tokens(p, {0, 1, true}, b, h, range, 0, columns);
+  tokens.load(0);
+  if (from < 0)
+    for (int i = threadIdx.x; i < d * dv; i += blockDim.x) state[i] = static_cast<Element>(0.f);
+  tokens.write(0, token.at);
+  __syncthreads();
+  if (from >= 0) barrier_wait(barrier, 0);
+
+  if (range.count > 0) {
+    const int lane = threadIdx.x % 32, place = lane / kStep % kLanes, group = kKeysFirst ? lane % kStep : lane / kLanes;
+    const int column = (static_cast<int>(threadIdx.x) / 32 * (32 / kLanes) + group) * kColumns;
+    const int mine = column + my_column<kLanes, kStep, kColumns>();
+    const auto row_of = [&](int m) { return 4 * (kLanes * m + place); };
+    const auto four = [&](const float* row, int m) { return *reinterpret_cast<const float4*>(row + row_of(m)); };
+    const float decay = token.scalars(1)[0], beta = token.scalars(1)[1], v = token.v(1)[mine];
+    const auto decays = [&](int m) {
+      return kLanesConfig.channel_decay ? four(token.decay(), m) : make_float4(decay, decay, decay, decay);
+    };
+    const auto move = [&]<bool kStores>(std::bool_constant<kStores>, StateRun<kColumns>& run, int m) {
+      if (row_of(m) >= d || column >= dv) return;
+      if constexpr (kKeysFirst) run.template move_rows<kStores>(state + row_of(m) * dv + column, dv, 4);
+      else run.template move_columns<kStores>(state + column * d + row_of(m), d);
+    };
+    const auto load = [&](int m) {
+      StateRun<kColumns> run{};
+      move(std::false_type(), run, m);
+      return run;
+    };
+    float x[kColumns] = {}, y[kColumns] = {}, u[kColumns];
+#pragma unroll
+    for (int m = 0; m < kRuns; ++m) load(m).decay_and_predict(decays(m), four(token.k(), m), x);
+    spread_columns<kLanes, kStep>(p.has_delta ? beta * (v - sum_of_columns<kLanes, kStep>(x)) : v, u);
+#pragma unroll
+    for (int m = 0; m < kRuns; ++m) {
+      StateRun<kColumns> run = load(m);
+      const float4 k = four(token.k(), m);
+      run.decay_and_predict(decays(m), k, x);  // for the decay
+      run.write(k, u);
+      run.read(four(token.q(0), m), y);
+      move(std::true_type(), run, m);
+    }
+    const float out = sum_of_columns<kLanes, kStep>(y);
+    const std::int64_t at = token_at(p.out.stride, p.begin ? 0 : b, range.first, h) + mine * p.out.stride.d;
+    if (place % (kLanes / kColumns) == 0 && mine < dv) store(const_cast<void*>(p.out.data), p.out.type, at, out);
+  }
+  const std::int64_t to = p.final ? slot_of(p, b, 0) : -1;
+  fence_async_proxy();
+  __syncthreads();
+  if (threadIdx.x != 0 || to < 0) return;
+  bulk_store(static_cast<Element*>(p.final.data) + p.final.at(to, h), shared_address(state), bytes);
+  tma_store_commit();
+  tma_store_wait_read();
+}
+
+// Whether each state lies in one piece that bulk copies take.
+bool is_contiguous(const DeltaRuleParams& p, const StateRows& rows, bool keys_first) {
+  const std::int64_t size = rows.type == DType::bf16 ? 2 : 4;
+  const auto is_multiple = [&](std::int64_t elements) { return elements * size % 16 == 0; };
+  return (keys_first ? rows.dv_stride == 1 && rows.d_stride == p.dv : rows.d_stride == 1 && rows.dv_stride == p.d) &&
+         reinterpret_cast<std::uintptr_t>(rows.data) % 16 == 0 && is_multiple(rows.slot_stride) &&
+         is_multiple(rows.head_stride);
+}
+
+}  // namespace
+
+bool delta_rule_decode_takes(const DeltaRuleParams& p) {
+  const StateRows& rows = p.final ? p.final : p.initial;
+  if (!rows || p.reads > 1 || p.steps > 0 || p.t != 1 || p.d > 128 || p.dv > 128 || p.d % 4 != 0 || p.dv % 4 != 0)
+    return false;
+  constexpr std::int64_t kMaxBlocks = 65535;  // of a grid's y
+  const bool keys_first = rows.dv_stride == 1, same = !p.initial || !p.final || p.initial.type == p.final.type;
+  return same && p.b <= kMaxBlocks && p.h <= INT32_MAX && (!p.initial || is_contiguous(p, p.initial, keys_first)) &&
+         (!p.final || is_contiguous(p, p.final, keys_first));
+}
+
+cudaError_t launch_delta_rule_decode(const DeltaRuleParams& p, cudaStream_t stream) {
+  const StateRows& rows = p.final ? p.final : p.initial;
+  const Config config{p.d <= 64 ? 64 : 128, p.decay == Decay::channel, rows.dv_stride == 1, rows.type == DType::bf16};
+  const DeltaRuleConfig lanes{config.d, kColumns, config.channel_decay};
+  const int bytes = state_bytes(p, rows), columns_of_warp = lanes.warp_columns();
+  int warps = 4;  // which is enough to prepare a token
+  while (warps * columns_of_warp < p.dv) warps *= 2;
+  const dim3 blocks(static_cast<unsigned>(p.h), static_cast<unsigned>(p.b));
+  return launch_one_of<kConfigs>(config, [&](auto index) {
+    constexpr Config kConfig = kConfigs[index];
+    const int numbers = lanes.record_size(1, warps * columns_of_warp) + 4;
+    return launch_clusters(
+        1, false, delta_rule_decode<kConfig.d, kConfig.channel_decay, kConfig.keys_first, kConfig.bf16>, blocks,
+        static_cast<unsigned>(32 * warps),
+        static_cast<std::size_t>(bytes) + static_cast<std::size_t>(numbers) * sizeof(float), stream, p, bytes);
+  });
+}
+
+}  // namespace rapt::cuda

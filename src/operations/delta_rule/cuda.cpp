@@ -1,0 +1,61 @@
+// delta_rule on a GPU: a thread block for a state, or for some of its columns.
+#include "cuda/entry.hpp"
+#include "cuda/kernels/kernels.hpp"
+
+namespace rapt::cuda {
+namespace {
+
+class DeltaRuleEntry : public DeviceEntry {
+ public:
+  explicit DeltaRuleEntry(const GpuSupport& support)
+      : DeviceEntry(entry_name(kDeltaRuleFacts, "cuda"), "cuda", kDeltaRuleFacts, support) {}
+
+ protected:
+  using DeviceEntry::DeviceEntry;
+
+  std::size_t workspace_bytes(const Problem&) const override { return 0; }
+  std::int64_t work_items(const Problem& problem) const override {
+    const auto& p = std::get<DeltaRuleProblem>(problem);
+    return p.b * p.state_heads();
+  }
+  cudaError_t launch(const Params& params, std::byte*, cudaStream_t stream) const override {
+    return launch_delta_rule(std::get<DeltaRuleParams>(params), stream);
+  }
+};
+
+#ifdef RAPT_HAVE_SM90A
+class DeltaRuleDecodeEntry final : public DeltaRuleEntry {
+ public:
+  explicit DeltaRuleDecodeEntry(const GpuSupport& support)
+      : DeltaRuleEntry(entry_name(kDeltaRuleDecodeFacts, "cuda.sm90a"), "sm90a", kDeltaRuleDecodeFacts, support) {}
+
+  std::string_view refuse(const Problem& problem, const Context::Impl&) const override {
+    const auto& p = std::get<DeltaRuleProblem>(problem);
+    if (p.t != 1) return "for one token a sequence";
+    if (p.steps > 0) return "keeps no state for each token";
+    if (!p.state) return "for states in memory";
+    if (p.hq > p.state_heads()) return "for one query head of each state at most";
+    return p.d % 4 != 0 || p.dv % 4 != 0 ? "takes heads of multiples of 4 columns" : "";
+  }
+
+ private:
+  std::string kernels(const Problem&) const override {
+    return "delta_rule_decode, or delta_rule if states do not lie in one piece each";
+  }
+  cudaError_t launch(const Params& params, std::byte*, cudaStream_t stream) const override {
+    const auto& p = std::get<DeltaRuleParams>(params);
+    return delta_rule_decode_takes(p) ? launch_delta_rule_decode(p, stream) : launch_delta_rule(p, stream);
+  }
+};
+#endif
+
+}  // namespace
+
+void add_delta_rule(const GpuSupport& support, Entries& entries) {
+#ifdef RAPT_HAVE_SM90A
+  entries.push_back(std::make_unique<DeltaRuleDecodeEntry>(support));
+#endif
+  entries.push_back(std::make_unique<DeltaRuleEntry>(support));
+}
+
+}  // namespace rapt::cuda

@@ -1,0 +1,111 @@
+// delta_rule on a GPU, beyond what tests of every entry ask.
+#include <algorithm>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "operations/delta_rule/check.hpp"
+#include "streams.hpp"
+
+using namespace rapt;
+using namespace rapt::testing;
+
+namespace {
+
+using std::int64_t;
+
+const char* const kProblems[] = {"dtype=bf16 b=5 hq=2 hv=4 t=1 d=128 decay=head gate beta l2norm state slots",
+                                 "b=3 hq=3 t=1 d=60 dv=100 decay=channel gate beta l2norm state",
+                                 "dtype=f16 state_dtype=bf16 b=4 hq=4 t=1 d=64 dv=128 decay=channel beta state slots",
+                                 "dtype=bf16 b=2 hq=4 hv=8 t=130 d=64 decay=channel gate beta l2norm state",
+                                 "b=5 hq=4 t=60 d=128 ragged=160 decay=head beta state slots",
+                                 "b=3 hq=2 t=4 d=48 decay=channel beta state slots steps=4",
+                                 "b=2 hq=36 hk=2 t=20 d=200 dv=30 decay=constant rule=gated state"};
+
+// Calls test(entry, case, bits) for the entries on a GPU, with the bits that a call leaves.
+void each_case(const std::function<void(const std::string&, DeltaRuleCase&, const DeltaRuleBits&)>& test) {
+  for (const char* words : kProblems)
+    for (const std::string& entry : every_entry(problem_of(words)))
+      for (std::uint64_t seed = 1; seed <= 2 && device_of(entry) == DeviceType::cuda; ++seed) {
+        DeltaRuleCase c(problem_of(words), seed);
+        INFO(entry << ": " << words << ", seed " << seed);
+        test(entry, c, bits_on(c, forced(entry)));
+      }
+}
+
+DeltaRuleBits bits_of(const DeltaRuleCase& c) {
+  return {c.out.values(), c.final ? c.final.values() : std::vector<float>()};
+}
+
+}  // namespace
+
+TEST_CASE("cuda: delta_rule by a graph, beside other calls, a thousand times", "[kernel]") {
+  each_case([](const std::string& entry, DeltaRuleCase& c, const DeltaRuleBits& once) {
+    const Stream stream, other;
+    c.clear();
+    const DeviceCallOf<DeltaRuleArgs> there(c.args());
+    {
+      const Graph graph(stream, [&] { delta_rule(there.args(), on(stream, entry)); });
+      graph.replay();
+      check(cudaStreamSynchronize(stream.handle));
+    }
+    there.finish();
+    CHECK((bits_of(c) == once));
+    if (c.in_place) return;  // a second run would go on from the first one's states
+    DeltaRuleCase busy(c.problem, 7);
+    busy.clear();
+    const DeviceCallOf<DeltaRuleArgs> beside(busy.args());
+    const Context context = on(stream, entry), load = on(other, entry);
+    for (int i = 0; i < 1000; ++i) {
+      if (i % 4 == 0) delta_rule(beside.args(), load);
+      delta_rule(there.args(), context);
+      if (i % 250 != 249) continue;
+      check(cudaStreamSynchronize(stream.handle));
+      c.clear();
+      there.finish();
+      REQUIRE((bits_of(c) == once));
+    }
+    check(cudaStreamSynchronize(other.handle));
+  });
+}
+
+TEST_CASE("cuda: delta_rule has one token's bits in both kernels, however states lie", "[kernel]") {
+  const std::string decode = "delta_rule_decode.f32.cuda.sm90a", whole = "delta_rule.f32.cuda";
+  for (const char* words : kProblems) {
+    const DeltaRuleProblem problem = problem_of(words);
+    const std::vector<std::string> entries = every_entry(problem);
+    if (std::find(entries.begin(), entries.end(), decode) == entries.end()) continue;
+    for (const Spacing spacing : {Spacing::dense, Spacing::gaps})
+      for (std::uint64_t seed = 1; seed <= 10; ++seed) {
+        INFO(words << ", seed " << seed);
+        DeltaRuleCase c(problem, seed, Placement::heap, spacing);
+        const DeltaRuleBits wanted = bits_on(c, forced(whole));
+        CHECK((bits_on(c, forced(decode)) == wanted));
+      }
+  }
+}
+
+TEST_CASE("cuda: delta_rule touches no memory that slots and starts out of range name", "[kernel]") {
+  for (const char* words :
+       {"b=3 hq=2 t=1 d=64 decay=head beta state slots", "b=3 hq=2 t=5 d=64 decay=head beta state slots",
+        "b=4 hq=2 t=9 d=20 ragged=20 decay=channel beta state slots"})
+    for (const std::string& entry : every_entry(problem_of(words))) {
+      if (device_of(entry) != DeviceType::cuda) continue;
+      INFO(entry << ": " << words);
+      DeltaRuleCase c = case_with_states(problem_of(words), 3, Decays::weak);
+      const auto set = [](Tensor& t, const std::vector<int64_t>& values) {
+        for (int64_t i = 0; i < t.size(); ++i) {
+          const int64_t x = values[static_cast<std::size_t>(i) % values.size()];
+          if (t.dtype() == DType::i64) t.flat<int64_t>(i) = x;
+          else t.flat<std::int32_t>(i) = static_cast<std::int32_t>(x);
+        }
+      };
+      c.clear();
+      const std::vector<float> before = c.final.values();
+      set(c.state_slots, {1 << 30, -1, 100});
+      if (c.cu_seqlens) set(c.cu_seqlens, {-5, 7, 3, 1 << 30});
+      run(c.args(), forced(entry));  // which looks at the memory around the tensors
+      const std::vector<float> after = c.final.values();
+      CHECK(std::memcmp(before.data(), after.data(), before.size() * sizeof(float)) == 0);
+    }
+}
