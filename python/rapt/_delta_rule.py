@@ -95,6 +95,9 @@ def delta_rule(
                     inputs.
     threads, isa    As for rapt.attention.
 
+    All arrays are on the CPU, or PyTorch tensors on one GPU, whose values of cu_seqlens, state_slots and accepted are not
+    validated.
+
     Returns out [b, t, max(hq, h), V] of q's type and rank, C-contiguous: a PyTorch tensor if q is one, otherwise
     NumPy's. Sums are float32. The bits do not depend on threads, other sequences or later tokens. Raises TypeError or
     ValueError, which names the argument, before anything is written. Releases the GIL. Records no gradients: use

@@ -52,7 +52,7 @@ def _run(inputs: Any, return_state: bool, options: Any, **more: Any) -> tuple[Te
 @torch.library.custom_op(
     "rapt::delta_rule",
     mutates_args=(),
-    device_types="cpu",
+    device_types=("cpu", "cuda"),
     schema=f"({_INPUTS}, bool return_state, {_OPTIONS}) -> (Tensor, Tensor)",
 )
 def operator(*given: Any) -> tuple[Tensor, Tensor]:
@@ -69,7 +69,7 @@ def _(*given: Any) -> tuple[Tensor, Tensor]:
 @torch.library.custom_op(
     "rapt::delta_rule_",
     mutates_args=("out", "final_state"),
-    device_types="cpu",
+    device_types=("cpu", "cuda"),
     schema=f"(Tensor(a!) out, Tensor(b!)? final_state, Tensor? state_slots, Tensor? accepted, {_INPUTS}, {_OPTIONS}) -> ()",
 )
 def _operator_in_place(out: Any, final_state: Any, state_slots: Any, accepted: Any, *given: Any) -> None:
@@ -186,7 +186,7 @@ def delta_rule(
     threads: int | None = None,
     isa: str | None = None,
 ) -> Any:
-    """rapt.delta_rule for PyTorch tensors on the CPU, with gradients and as an operator under torch.compile.
+    """rapt.delta_rule for PyTorch tensors, with gradients on the CPU and as an operator under torch.compile.
 
     Takes and returns what rapt.delta_rule does. `threads` and `isa` are for eager calls without gradients. Those of q,
     k, v, g, beta, initial_state, a_log and dt_bias that require grad get gradients, computed by
@@ -196,12 +196,12 @@ def delta_rule(
     tensors = (q, k, v, g, beta, initial_state, a_log, dt_bias)
     named = dict(zip(_TENSORS, tensors)) | {"cu_seqlens": cu_seqlens, "state_slots": state_slots, "accepted": accepted}
     named |= {"final_state": final_state, "out": out}
-    _refusals.check_tensors(named, "rapt.delta_rule", "the delta rule has no GPU kernels yet")
+    grad = _refusals.needs_grad(*tensors)
+    _refusals.check_tensors(named, "rapt.delta_rule", "gradients of the delta rule have no GPU kernels yet" if grad else "")
     if final_state is not None and final_state.requires_grad and torch.is_grad_enabled():
         raise ValueError("final_state: got a tensor that requires grad; wanted one that does not")
     inputs = (*tensors, cu_seqlens)
     options = _checked(Options(rule, scale, l2norm_qk, beta_sigmoid, beta_double, gate, gate_lower_bound, state_v_first))
-    grad = _refusals.needs_grad(*tensors)
     writes = {"out": out, "final_state": final_state, "state_slots": state_slots}
     if grad and any(x is not None for x in writes.values()):
         name = next(name for name, x in writes.items() if x is not None)

@@ -2,7 +2,7 @@
 
 Arguments, layouts, defaults and results are flash-linear-attention's: q and k [B, T, H, K], v [B, T, HV, V], g [B, T,
 HV, K] for KDA and [B, T, HV] for Gated DeltaNet, beta [B, T, HV], float32 states [N, HV, K, V]. With cu_seqlens B is 1.
-A bfloat16 initial state is read as it is. chunk_* and fused_recurrent_* run the same kernel. Arguments that say how a
+A bfloat16 initial state is read as it is. chunk_* and fused_recurrent_* run the same kernel, on the CPU or, without gradients, on a GPU. Arguments that say how a
 GPU divides the work (chunk_size, disable_recompute, ...) are ignored. Calls that flash-linear-attention refuses for
 other reasons than limits of its GPU kernels are errors here, too.
 """
@@ -139,7 +139,7 @@ def chunk_kda(
     dt_bias: Tensor | None = None,
     **keywords: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """fla.ops.kda.chunk_kda on the CPU: Kimi Delta Attention.
+    """fla.ops.kda.chunk_kda: Kimi Delta Attention.
 
     q, k, v         [B, T, H, K], [B, T, H, K] and [B, T, HV, V] of float32, bfloat16 or float16.
     g, beta         Log decay [B, T, HV, K]; [B, T, HV].
@@ -174,7 +174,7 @@ def fused_recurrent_kda(
     cu_seqlens: Tensor | None = None,
     **keywords: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """fla.ops.kda.fused_recurrent_kda on the CPU. See chunk_kda."""
+    """fla.ops.kda.fused_recurrent_kda. See chunk_kda."""
     return _gated_delta(**locals(), of_channels=True)
 
 
@@ -198,7 +198,7 @@ def chunk_gated_delta_rule(
     dt_bias: Tensor | None = None,
     **keywords: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """fla.ops.gated_delta_rule.chunk_gated_delta_rule on the CPU: Gated DeltaNet. See chunk_kda.
+    """fla.ops.gated_delta_rule.chunk_gated_delta_rule: Gated DeltaNet. See chunk_kda.
 
     g is [B, T, HV] and dt_bias [HV].
     """
@@ -227,7 +227,7 @@ def fused_recurrent_gated_delta_rule(
     dt_bias: Tensor | None = None,
     **keywords: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """fla.ops.gated_delta_rule.fused_recurrent_gated_delta_rule on the CPU. See chunk_kda.
+    """fla.ops.gated_delta_rule.fused_recurrent_gated_delta_rule. See chunk_kda.
 
     g is [B, T, HV]; gk is a decay for each channel of K. Decays for channels of V (gv) are an error.
     """

@@ -1,4 +1,4 @@
-"""The delta rule of transformers' models with linear attention, by rapt on the CPU.
+"""The delta rule of transformers' models with linear attention, by rapt.
 
 Their layers (Qwen3-Next, Qwen3.5, Kimi Linear, OLMo Hybrid, ...) call functions of their module, which are flash-linear-attention's
 where that is installed, and loops in PyTorch where it is not, as on most machines without a GPU. A layer that is to use rapt's
@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling, is_exporting
 
-from rapt import _fla
+from rapt import _fla, _refusals
 
 _OURS = {
     "torch_chunk_gated_delta_rule": _fla.chunk_gated_delta_rule,
@@ -67,11 +67,21 @@ def _calls_delta_rule(layer: Any) -> bool:
     return found
 
 
+def _runs_here(theirs: Any, query: Tensor, key: Tensor, value: Tensor, kwargs: dict[str, Any]) -> bool:
+    """On GPUs without gradients, and where flash-linear-attention is there, one token: its prefill is faster."""
+    if not query.is_cuda:
+        return query.device.type == "cpu"
+    if _refusals.needs_grad(query, key, value, *(x for x in kwargs.values() if isinstance(x, Tensor))):
+        return False
+    is_fla = theirs.__module__.startswith("fla.")
+    return (query.shape[1] == 1 or not is_fla) and _refusals.cuda_runs("delta_rule")
+
+
 def _by_keyword(ours: Any, theirs: Any) -> Any:
     @wraps(theirs)
     def delta_rule(query: Tensor, key: Tensor, value: Tensor, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
         global calls
-        uses_ours = kwargs.pop(_KEYWORD, False) and query.device.type == "cpu" and not is_exporting()
+        uses_ours = kwargs.pop(_KEYWORD, False) and not is_exporting() and _runs_here(theirs, query, key, value, kwargs)
         # The convolution before it is transformers', which does not keep packed sequences apart: it refuses them.
         uses_ours = uses_ours and kwargs.get("cu_seqlens") is None and kwargs.get("seq_idx") is None
         if uses_ours and not is_dynamo_compiling():

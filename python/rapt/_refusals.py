@@ -158,6 +158,11 @@ def _cuda_entries() -> list[Entry]:
     return [entry for entry in _core.entries() if entry["backend"] == "cuda"]
 
 
+def cuda_runs(operation: str) -> bool:
+    """Whether a GPU here can run an operation."""
+    return any(entry["operation"] == operation and not entry["unusable"] for entry in _cuda_entries())
+
+
 def _cuda_refusal() -> str:
     entries = _cuda_entries()
     if not entries:
