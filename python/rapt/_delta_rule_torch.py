@@ -196,8 +196,10 @@ def delta_rule(
     tensors = (q, k, v, g, beta, initial_state, a_log, dt_bias)
     named = dict(zip(_TENSORS, tensors)) | {"cu_seqlens": cu_seqlens, "state_slots": state_slots, "accepted": accepted}
     named |= {"final_state": final_state, "out": out}
+    _refusals.check_tensors(named, "rapt.delta_rule")
     grad = _refusals.needs_grad(*tensors)
-    _refusals.check_tensors(named, "rapt.delta_rule", "gradients of the delta rule have no GPU kernels yet" if grad else "")
+    if grad and not q.is_cpu:
+        _refusals.check_tensors(named, "rapt.delta_rule", "gradients of the delta rule have no GPU kernels yet")
     if final_state is not None and final_state.requires_grad and torch.is_grad_enabled():
         raise ValueError("final_state: got a tensor that requires grad; wanted one that does not")
     inputs = (*tensors, cu_seqlens)

@@ -1,5 +1,7 @@
 // What delta_rule refuses, and its problem's text.
+#include <algorithm>
 #include <functional>
+#include <iterator>
 #include <limits>
 #include <random>
 #include <string>
@@ -45,6 +47,13 @@ void accepts(const Spoil& change, const std::string& words = kSmall) {
   CHECK(refused_text([&] { delta_rule(args); }) == "");
 }
 
+void say_on_device(DeltaRuleArgs& args) {
+  for (TensorView* t : {&args.q, &args.k, &args.v, &args.g, &args.beta, &args.initial_state, &args.cu_seqlens,
+                        &args.state_slots, &args.accepted})
+    t->device.type = DeviceType::cuda;
+  args.out.device.type = args.final_state.device.type = DeviceType::cuda;
+}
+
 using Field = TensorField<A>;
 constexpr Field kFields[] = {tensor_field<A, &A::q>("q", kSmall),
                              tensor_field<A, &A::k>("k", kSmall),
@@ -75,8 +84,10 @@ TEST_CASE("validation of delta_rule: null, misaligned, of another type and on an
     const auto spoils = [&](const Spoil& spoil) { refuses(m.name, spoil, m.words); };
     spoils([&](A& a) { m.data(a) = nullptr; });
     spoils([&](A& a) { m.data(a) = static_cast<const std::byte*>(m.data(a)) + 1; });
-    spoils([&](A& a) { m.device(a).type = DeviceType::cuda; });
-    if (m.name != std::string("q")) spoils([&](A& a) { m.device(a).index = 1; });  // the first has the say
+    if (m.name != std::string("q")) {  // which has the say
+      spoils([&](A& a) { m.device(a).type = DeviceType::cuda; });
+      spoils([&](A& a) { m.device(a).index = 1; });
+    }
     const bool is_integer = is_one_of(m.name, {"cu_seqlens", "state_slots", "accepted"});
     const bool is_state = is_one_of(m.name, {"initial_state", "final_state"}),
                is_f32 = is_one_of(m.name, {"a_log", "dt_bias"});
@@ -92,6 +103,28 @@ TEST_CASE("validation of delta_rule: null, misaligned, of another type and on an
   accepts(in_place);
   refuses("final_state", [&](A& a) { in_place(a), a.initial_state.dtype = DType::bf16; });
   refuses("initial_state", [&](A& a) { in_place(a), a.initial_state.device.type = DeviceType::cuda; });
+  refuses("k", [](A& a) { a.q.device.type = DeviceType::cuda; });
+}
+
+TEST_CASE("validation of delta_rule: starts and slots in a device's memory are not read", "[unit]") {
+  for (const auto& [words, longest] : {std::pair{kRagged, 13}, {kSlots, 3}}) {
+    DeltaRuleCase c = whole(words);
+    DeltaRuleArgs args = c.args();
+    say_on_device(args);
+    int unreadable[64];  // values that would be refused
+    std::fill(std::begin(unreadable), std::end(unreadable), 1 << 30);
+    for (TensorView* t : {&args.cu_seqlens, &args.state_slots, &args.accepted})
+      if (*t) t->data = unreadable;
+    const DeltaRuleProblem problem = DeltaRuleProblem::of(args);
+    CHECK(problem.device == DeviceType::cuda);
+    CHECK(problem.t == longest);
+    CHECK(DeltaRuleProblem::parse(problem.to_string()) == problem);
+  }
+  // Of ragged tokens no more than each sequence has slots.
+  DeltaRuleCase c = whole("b=3 hq=2 t=4 d=8 dv=5 ragged=9 decay=head beta state slots steps=4");
+  DeltaRuleArgs args = c.args();
+  say_on_device(args);
+  CHECK(DeltaRuleProblem::of(args).t == 4);
 }
 
 TEST_CASE("validation of delta_rule: shapes agree", "[unit]") {
