@@ -65,8 +65,9 @@ struct DeltaRuleArgs {
 /// LinearAttention. The smaller of hk and hv divides the larger; hq divides h or is a multiple of it. Head i of the
 /// fewer heads serves the i-th of equal runs of the others.
 ///
-/// All tensors are on one device. On a GPU, values of cu_seqlens, state_slots and accepted are not validated: starts
-/// are clamped to the tensors, a slot that the pool lacks counts as a negative one, and no two states may share one.
+/// All tensors are on one device. On a GPU, values of cu_seqlens, state_slots and accepted are not validated: they are
+/// clamped to what the tensors hold, a slot that the pool lacks counts as a negative one, and tokens past the n-th of
+/// state_slots [b, n] are left out.
 ///
 /// The bits do not depend on threads, on the other sequences of a batch, or on later tokens. They may depend on whether
 /// the call keeps a state for each token. Throws Error before anything is written. Reentrant. `workspace` as for

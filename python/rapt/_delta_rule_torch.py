@@ -198,7 +198,7 @@ def delta_rule(
     named |= {"final_state": final_state, "out": out}
     _refusals.check_tensors(named, "rapt.delta_rule")
     grad = _refusals.needs_grad(*tensors)
-    if grad and not q.is_cpu:
+    if grad and q.is_cuda:
         _refusals.check_tensors(named, "rapt.delta_rule", "gradients of the delta rule have no GPU kernels yet")
     if final_state is not None and final_state.requires_grad and torch.is_grad_enabled():
         raise ValueError("final_state: got a tensor that requires grad; wanted one that does not")

@@ -2,9 +2,9 @@
 
 Arguments, layouts, defaults and results are flash-linear-attention's: q and k [B, T, H, K], v [B, T, HV, V], g [B, T,
 HV, K] for KDA and [B, T, HV] for Gated DeltaNet, beta [B, T, HV], float32 states [N, HV, K, V]. With cu_seqlens B is 1.
-A bfloat16 initial state is read as it is. chunk_* and fused_recurrent_* run the same kernel, on the CPU or, without gradients, on a GPU. Arguments that say how a
-GPU divides the work (chunk_size, disable_recompute, ...) are ignored. Calls that flash-linear-attention refuses for
-other reasons than limits of its GPU kernels are errors here, too.
+A bfloat16 initial state is read as it is. chunk_* and fused_recurrent_* run the same kernel, on the CPU or, without
+gradients, on a GPU. Arguments that say how a GPU divides the work (chunk_size, disable_recompute, ...) are ignored.
+Calls that flash-linear-attention refuses for other reasons than limits of its GPU kernels are errors here, too.
 """
 
 from __future__ import annotations

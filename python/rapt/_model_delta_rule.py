@@ -7,6 +7,7 @@ passes them a keyword; other models of the same module keep what they have.
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 from functools import cache, wraps
 from typing import Any
@@ -67,21 +68,29 @@ def _calls_delta_rule(layer: Any) -> bool:
     return found
 
 
-def _runs_here(theirs: Any, query: Tensor, key: Tensor, value: Tensor, kwargs: dict[str, Any]) -> bool:
+def _runs_here(query: Tensor, key: Tensor, value: Tensor, kwargs: dict[str, Any]) -> bool:
     """On GPUs without gradients, and where flash-linear-attention is there, one token: its prefill is faster."""
     if not query.is_cuda:
         return query.device.type == "cpu"
     if _refusals.needs_grad(query, key, value, *(x for x in kwargs.values() if isinstance(x, Tensor))):
         return False
-    is_fla = theirs.__module__.startswith("fla.")
-    return (query.shape[1] == 1 or not is_fla) and _refusals.cuda_runs("delta_rule")
+    return (query.shape[1] == 1 or not _has_fla()) and _refusals.cuda_runs("delta_rule")
+
+
+@cache
+def _has_fla() -> bool:
+    """Whether transformers' functions call flash-linear-attention's."""
+    return importlib.util.find_spec("fla") is not None
+
+
+_has_fla._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _by_keyword(ours: Any, theirs: Any) -> Any:
     @wraps(theirs)
     def delta_rule(query: Tensor, key: Tensor, value: Tensor, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
         global calls
-        uses_ours = kwargs.pop(_KEYWORD, False) and not is_exporting() and _runs_here(theirs, query, key, value, kwargs)
+        uses_ours = kwargs.pop(_KEYWORD, False) and not is_exporting() and _runs_here(query, key, value, kwargs)
         # The convolution before it is transformers', which does not keep packed sequences apart: it refuses them.
         uses_ours = uses_ours and kwargs.get("cu_seqlens") is None and kwargs.get("seq_idx") is None
         if uses_ours and not is_dynamo_compiling():

@@ -158,6 +158,7 @@ def _cuda_entries() -> list[Entry]:
     return [entry for entry in _core.entries() if entry["backend"] == "cuda"]
 
 
+@cache
 def cuda_runs(operation: str) -> bool:
     """Whether a GPU here can run an operation."""
     return any(entry["operation"] == operation and not entry["unusable"] for entry in _cuda_entries())
@@ -199,6 +200,7 @@ def _cuda_head_sizes(dtype: torch.dtype) -> tuple[int, tuple[tuple[int, int, int
     return largest, tuple((e["min_head_size"], e["max_head_size"], e["max_value_head_size"]) for e in kernels)
 
 
+cuda_runs._dynamo_marked_constant = True  # type: ignore[attr-defined]
 _cuda_refusal._dynamo_marked_constant = True  # type: ignore[attr-defined]
 _cuda_head_sizes._dynamo_marked_constant = True  # type: ignore[attr-defined]
 

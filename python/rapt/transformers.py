@@ -18,7 +18,8 @@ requires masks for get the whole masks of "eager". Unknown keywords of attention
 calls no attention gives a rapt.torch.FallbackWarning.
 
 For models with rapt's attention, generate() makes a Cache, which is written in place, unless you pass a cache. Layers
-with the gated delta rule (Qwen3-Next, Qwen3.5, Kimi Linear, OLMo Hybrid, ...) use rapt's on the CPU.
+with the gated delta rule (Qwen3-Next, Qwen3.5, Kimi Linear, OLMo Hybrid, ...) use rapt's on the CPU, and on a GPU
+without gradients.
 
 In most models, one call does the RMS norms of q and k, the rotary embedding and the append to the cache. fused(model)
 lists the layers that make this call, and register(name, fuse=False) leaves the work to the model's own code.

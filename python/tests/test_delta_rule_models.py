@@ -104,6 +104,27 @@ def test_models_off_the_cpu():
     assert out.device.type == "meta" and out.shape == v.shape and state.shape == (1, 2, 16, 24)
 
 
+def test_which_calls_on_a_gpu_are_ours(monkeypatch):
+    """flash-linear-attention's prefill stays, and so do gradients."""
+    from rapt import _model_delta_rule
+
+    class OnGpu:
+        is_cuda, requires_grad = True, False
+
+        def __init__(self, tokens):
+            self.shape = (1, tokens, 2, 16)
+
+    def ours(tokens, has_fla, runs=True, grad=False):
+        monkeypatch.setattr(_model_delta_rule, "_has_fla", lambda: has_fla)
+        monkeypatch.setattr(rapt._refusals, "cuda_runs", lambda operation: runs and operation == "delta_rule")
+        x = OnGpu(tokens)
+        weights = torch.ones(1, requires_grad=grad)
+        return _model_delta_rule._runs_here(x, x, x, {"g": weights, "beta": None})
+
+    assert ours(1, True) and ours(1, False) and ours(70, False)
+    assert not ours(70, True) and not ours(70, False, runs=False) and not ours(1, True, grad=True)
+
+
 def test_models_refuse_packed_sequences():
     """transformers' convolution would mix them."""
     import rapt.transformers

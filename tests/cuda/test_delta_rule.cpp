@@ -26,7 +26,8 @@ const char* const kProblems[] = {"dtype=bf16 b=5 hq=2 hv=4 t=1 d=128 decay=head 
 void each_case(const std::function<void(const std::string&, DeltaRuleCase&, const DeltaRuleBits&)>& test) {
   for (const char* words : kProblems)
     for (const std::string& entry : every_entry(problem_of(words)))
-      for (std::uint64_t seed = 1; seed <= 2 && device_of(entry) == DeviceType::cuda; ++seed) {
+      for (const std::uint64_t seed : {1, 9}) {  // of 1 states are updated in place, of 9 they are apart
+        if (device_of(entry) != DeviceType::cuda) continue;
         DeltaRuleCase c(problem_of(words), seed);
         INFO(entry << ": " << words << ", seed " << seed);
         test(entry, c, bits_on(c, forced(entry)));
@@ -40,8 +41,10 @@ DeltaRuleBits bits_of(const DeltaRuleCase& c) {
 }  // namespace
 
 TEST_CASE("cuda: delta_rule by a graph, beside other calls, a thousand times", "[kernel]") {
-  each_case([](const std::string& entry, DeltaRuleCase& c, const DeltaRuleBits& once) {
+  std::size_t cases = 0, repeated = 0;
+  each_case([&](const std::string& entry, DeltaRuleCase& c, const DeltaRuleBits& once) {
     const Stream stream, other;
+    ++cases;
     c.clear();
     const DeviceCallOf<DeltaRuleArgs> there(c.args());
     {
@@ -52,6 +55,7 @@ TEST_CASE("cuda: delta_rule by a graph, beside other calls, a thousand times", "
     there.finish();
     CHECK((bits_of(c) == once));
     if (c.in_place) return;  // a second run would go on from the first one's states
+    ++repeated;
     DeltaRuleCase busy(c.problem, 7);
     busy.clear();
     const DeviceCallOf<DeltaRuleArgs> beside(busy.args());
@@ -67,6 +71,7 @@ TEST_CASE("cuda: delta_rule by a graph, beside other calls, a thousand times", "
     }
     check(cudaStreamSynchronize(other.handle));
   });
+  CHECK(2 * repeated == cases);
 }
 
 TEST_CASE("cuda: delta_rule has one token's bits in both kernels, however states lie", "[kernel]") {
@@ -85,10 +90,24 @@ TEST_CASE("cuda: delta_rule has one token's bits in both kernels, however states
   }
 }
 
+TEST_CASE("cuda: delta_rule of more sequences or heads than a grid has rows", "[kernel]") {
+  for (const char* words :
+       {"b=70000 hq=1 t=1 d=4 decay=head beta state", "b=1 hq=70000 t=2 d=4 decay=channel beta state"})
+    for (const std::string& entry : every_entry(problem_of(words))) {
+      if (device_of(entry) != DeviceType::cuda) continue;
+      INFO(entry << ": " << words);
+      DeltaRuleCase c(problem_of(words), 9);
+      c.clear();
+      c.run(forced(entry));
+      CHECK(c.verdict().violation == "");
+    }
+}
+
 TEST_CASE("cuda: delta_rule touches no memory that slots and starts out of range name", "[kernel]") {
   for (const char* words :
        {"b=3 hq=2 t=1 d=64 decay=head beta state slots", "b=3 hq=2 t=5 d=64 decay=head beta state slots",
-        "b=4 hq=2 t=9 d=20 ragged=20 decay=channel beta state slots"})
+        "b=4 hq=2 t=9 d=20 ragged=20 decay=channel beta state slots",
+        "b=3 hq=2 t=4 d=20 decay=head beta state slots steps=4", "b=3 hq=2 t=4 d=20 ragged=9 beta state slots steps=4"})
     for (const std::string& entry : every_entry(problem_of(words))) {
       if (device_of(entry) != DeviceType::cuda) continue;
       INFO(entry << ": " << words);
@@ -103,6 +122,7 @@ TEST_CASE("cuda: delta_rule touches no memory that slots and starts out of range
       c.clear();
       const std::vector<float> before = c.final.values();
       set(c.state_slots, {1 << 30, -1, 100});
+      if (c.accepted) set(c.accepted, {-3, 1 << 30});
       if (c.cu_seqlens) set(c.cu_seqlens, {-5, 7, 3, 1 << 30});
       run(c.args(), forced(entry));  // which looks at the memory around the tensors
       const std::vector<float> after = c.final.values();

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "fake_cuda.hpp"
+#include "operations/delta_rule/cuda_choice.hpp"
 #include "rapt/plan.hpp"
 #include "support/catch.hpp"
 
@@ -359,4 +360,42 @@ TEST_CASE("cuda host: f8e4m3 products are opt-in, and say what they do not take"
     INFO(words << ": " << refusal(words));
     CHECK(refusal(words).find(reason) != std::string::npos);
   }
+}
+
+TEST_CASE("cuda host: states are copied as wholes where they lie so", "[unit]") {
+  alignas(16) std::byte memory[16];
+  const auto of = [&](DType type) {
+    DeltaRuleParams p{};
+    p.b = 2, p.h = 3, p.d = 64, p.dv = 100;
+    p.final = {memory, type, 3 * 6400, 6400, 100, 1};
+    p.initial = p.final;
+    return p;
+  };
+  const auto takes = [](const DeltaRuleParams& p) { return cuda::can_copy_states(p); };
+  for (const DType type : {DType::f32, DType::bf16}) {
+    const DeltaRuleParams good = of(type);
+    CHECK(takes(good));
+    DeltaRuleParams p = good;
+    p.initial = {};
+    CHECK(takes(p));
+    std::swap(p.initial, p.final);
+    CHECK(takes(p));
+    p = good, p.initial.d_stride = 1, p.initial.dv_stride = 64;  // [d, dv] to [dv, d]
+    CHECK_FALSE(takes(p));
+    p.final = p.initial;
+    CHECK(takes(p));
+    p = good, p.final.d_stride = 101;
+    CHECK_FALSE(takes(p));
+    p = good, p.final.slot_stride += 1;
+    CHECK_FALSE(takes(p));
+    p = good, p.initial.head_stride += 2;
+    CHECK_FALSE(takes(p));
+    p = good, p.initial.data = static_cast<std::byte*>(p.initial.data) + 8;
+    CHECK_FALSE(takes(p));
+    p = good, p.b = 65536;
+    CHECK_FALSE(takes(p));
+  }
+  DeltaRuleParams mixed = of(DType::f32);
+  mixed.initial = of(DType::bf16).initial;
+  CHECK_FALSE(takes(mixed));
 }

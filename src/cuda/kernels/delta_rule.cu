@@ -3,7 +3,7 @@
 //   S = a S,  u = beta (v - S^T k),  S = S + k u^T,  out = scale S^T q,
 //
 // in fp32, of any types and sizes. A thread block has some columns of a state, in registers from the first token to
-// the last: of one token the call is bound by reading and writing states, and does that once. Lanes share a column,
+// the last. Lanes share a column,
 // whose sums they add in a tree, so bits depend on d alone, not on how columns are cut. Rows of tokens are prepared in
 // shared memory, some tokens ahead.
 #include <algorithm>
@@ -21,7 +21,7 @@ namespace {
 using Config = DeltaRuleConfig;
 constexpr int kMaxReads = 8;  // query heads of a state head in a launch
 constexpr int kMaxWarps = 8;
-// More columns to a lane mean fewer warps for a state, and a token takes as long.
+// From d = 128 on more columns to a lane mean fewer warps for a state, and a token takes as long.
 constexpr std::array kConfigs = {Config{64, 4, false}, Config{128, 2, false}, Config{256, 2, false},
                                  Config{64, 4, true},  Config{128, 2, true},  Config{256, 2, true}};
 
@@ -158,6 +158,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 2)
 }  // namespace
 
 cudaError_t launch_delta_rule(const DeltaRuleParams& p, cudaStream_t stream) {
+  if (p.b == 0 || p.h == 0) return cudaSuccess;
   constexpr std::int64_t kMaxBlocks = 65535;  // of a grid's y and z
   const int d = p.d <= 64 ? 64 : p.d <= 128 ? 128 : 256;
   const Config config = *std::find_if(kConfigs.begin(), kConfigs.end(), [&](const Config& each) {

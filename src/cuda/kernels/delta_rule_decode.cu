@@ -30,11 +30,6 @@ constexpr auto kConfigs = [] {
   return all;
 }();
 
-// The bytes of a state, and of all that a block has in shared memory: a state, a token and a barrier.
-int state_bytes(const DeltaRuleParams& p, const StateRows& rows) {
-  return static_cast<int>(p.d * p.dv) * (rows.type == DType::bf16 ? 2 : 4);
-}
-
 template <int kD, bool kChannelDecay, bool kKeysFirst, bool kBf16>
 __global__ void __launch_bounds__(256, 3) delta_rule_decode(const __grid_constant__ DeltaRuleParams p, int bytes) {
   constexpr DeltaRuleConfig kLanesConfig{kD, kColumns, kChannelDecay};
@@ -113,32 +108,14 @@ __global__ void __launch_bounds__(256, 3) delta_rule_decode(const __grid_constan
   tma_store_wait_read();
 }
 
-// Whether each state lies in one piece that bulk copies take.
-bool is_contiguous(const DeltaRuleParams& p, const StateRows& rows, bool keys_first) {
-  const std::int64_t size = rows.type == DType::bf16 ? 2 : 4;
-  const auto is_multiple = [&](std::int64_t elements) { return elements * size % 16 == 0; };
-  return (keys_first ? rows.dv_stride == 1 && rows.d_stride == p.dv : rows.d_stride == 1 && rows.dv_stride == p.d) &&
-         reinterpret_cast<std::uintptr_t>(rows.data) % 16 == 0 && is_multiple(rows.slot_stride) &&
-         is_multiple(rows.head_stride);
-}
-
 }  // namespace
 
-bool delta_rule_decode_takes(const DeltaRuleParams& p) {
-  const StateRows& rows = p.final ? p.final : p.initial;
-  if (!rows || p.reads > 1 || p.steps > 0 || p.t != 1 || p.d > 128 || p.dv > 128 || p.d % 4 != 0 || p.dv % 4 != 0)
-    return false;
-  constexpr std::int64_t kMaxBlocks = 65535;  // of a grid's y
-  const bool keys_first = rows.dv_stride == 1, same = !p.initial || !p.final || p.initial.type == p.final.type;
-  return same && p.b <= kMaxBlocks && p.h <= INT32_MAX && (!p.initial || is_contiguous(p, p.initial, keys_first)) &&
-         (!p.final || is_contiguous(p, p.final, keys_first));
-}
-
 cudaError_t launch_delta_rule_decode(const DeltaRuleParams& p, cudaStream_t stream) {
+  if (p.b == 0 || p.h == 0) return cudaSuccess;
   const StateRows& rows = p.final ? p.final : p.initial;
   const Config config{p.d <= 64 ? 64 : 128, p.decay == Decay::channel, rows.dv_stride == 1, rows.type == DType::bf16};
   const DeltaRuleConfig lanes{config.d, kColumns, config.channel_decay};
-  const int bytes = state_bytes(p, rows), columns_of_warp = lanes.warp_columns();
+  const int bytes = static_cast<int>(p.d * p.dv) * (config.bf16 ? 2 : 4), columns_of_warp = lanes.warp_columns();
   int warps = 4;  // which is enough to prepare a token
   while (warps * columns_of_warp < p.dv) warps *= 2;
   const dim3 blocks(static_cast<unsigned>(p.h), static_cast<unsigned>(p.b));

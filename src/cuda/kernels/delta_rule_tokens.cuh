@@ -19,11 +19,12 @@ struct DeltaRuleConfig {
   RAPT_HOST_DEVICE constexpr int warp_columns() const { return 32 / lanes() * columns; }
   // Numbers of a token in shared memory.
   RAPT_HOST_DEVICE constexpr int record_size(int reads, int block_columns) const {
-    return d * (1 + channel_decay + reads) + kScalars + (block_columns + 3) / 4 * 4;
+    return d * (1 + channel_decay + reads) + kScalars + block_columns;
   }
 };
-// Query heads [first_read, first_read + reads) of each state head. Several launches, which have the last state, do the
-// others: that one alone writes it.
+
+// Query heads [first, first + count) of each state head. More than fit into a launch take several, each from the
+// initial state; the last one writes the final state.
 struct Reads {
   int first, count;
   bool writes_state;

@@ -93,7 +93,7 @@ inline constexpr KernelFacts kRotaryAppendKvFacts = {
 cudaError_t launch_rotary_append_kv(const RotaryAppendKvParams& params, cudaStream_t stream);
 
 // delta_rule: token by token, all that the operation takes. delta_rule_decode: one token of each sequence, of states
-// that lie in one piece each; the same bits. (On sm_90a.)
+// that can_copy_states() takes; the same bits. (On sm_90a.)
 inline constexpr KernelFacts kDeltaRuleFacts = {.operation = Operation::delta_rule,
                                                 .phase = Phase::all,
                                                 .arithmetic = "f32",
@@ -107,7 +107,6 @@ inline constexpr KernelFacts kDeltaRuleDecodeFacts = {.operation = Operation::de
                                                       .max_head_size = 128,
                                                       .max_value_head_size = 128};
 cudaError_t launch_delta_rule(const DeltaRuleParams& params, cudaStream_t stream);
-bool delta_rule_decode_takes(const DeltaRuleParams& params);
 cudaError_t launch_delta_rule_decode(const DeltaRuleParams& params, cudaStream_t stream);
 
 // A few states are parameters of the kernel, more are written to the workspace by launches before it.

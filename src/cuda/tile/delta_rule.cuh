@@ -23,13 +23,13 @@ __device__ inline float softplus_of(float x) {
   return (x > 0 ? x : 0) + log1pf(decay_of(-abs_of(x)));
 }
 
-// Four neighbouring elements as they are in memory: of 16 bits in `low`. A warp that converts them later does not wait
-// for memory.
+// Four neighbouring elements as they are in memory, those of 16 bits in `low`, or one. A warp that converts them later
+// does not wait for memory. Loads of each width have registers of their own: one into the same register would wait for
+// the one before it.
 struct FourElements {
   uint2 low, high;
 
-  // The first n exist; the others are 0. (Into registers of its own for each width: a load waits for one before it into
-  // the same.)
+  // The first n exist; the others are 0.
   __device__ static FourElements load(const void* base, DType type, std::int64_t at, std::int64_t stride, int n) {
     FourElements four{make_uint2(0, 0), make_uint2(0, 0)};
     const bool is_f32 = type == DType::f32;
@@ -42,6 +42,7 @@ struct FourElements {
     }
     return four;
   }
+  // For one().
   __device__ static FourElements load_one(const void* base, DType type, std::int64_t at) {
     FourElements four{make_uint2(0, 0), make_uint2(0, 0)};
     if (type == DType::f32) four.low.x = __ldg(static_cast<const std::uint32_t*>(base) + at);
@@ -122,7 +123,10 @@ struct DeltaHead {
   float rate = 1;  // of the gate; finite, so that a gate of 0 stays 0
 
   __device__ DeltaHead(const DeltaRuleParams& params, std::int64_t head) : p(params), h(head) {
-    if (p.a_log) rate = fminf(expf(p.a_log[h * p.a_log_stride]), 0x1.fffffep127f);
+    if (!p.a_log) return;
+    constexpr float kMax = 0x1.fffffep127f;
+    const float given = expf(p.a_log[h * p.a_log_stride]);
+    rate = given > kMax ? kMax : given;  // NaN stays
   }
 
   __device__ float bias(int c) const {

@@ -1,6 +1,7 @@
 // delta_rule on a GPU: a thread block for a state, or for some of its columns.
 #include "cuda/entry.hpp"
 #include "cuda/kernels/kernels.hpp"
+#include "operations/delta_rule/cuda_choice.hpp"
 
 namespace rapt::cuda {
 namespace {
@@ -44,7 +45,7 @@ class DeltaRuleDecodeEntry final : public DeltaRuleEntry {
   }
   cudaError_t launch(const Params& params, std::byte*, cudaStream_t stream) const override {
     const auto& p = std::get<DeltaRuleParams>(params);
-    return delta_rule_decode_takes(p) ? launch_delta_rule_decode(p, stream) : launch_delta_rule(p, stream);
+    return can_copy_states(p) ? launch_delta_rule_decode(p, stream) : launch_delta_rule(p, stream);
   }
 };
 #endif

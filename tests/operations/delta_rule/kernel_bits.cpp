@@ -56,8 +56,12 @@ TEST_CASE("delta_rule: decode has the bits of a longer sequence's first token", 
         "b=3 hq=2 t=1 d=36 dv=12 ragged=2 beta state"})
     for (const std::string& decode : every_entry(problem_of(words))) {
       if (decode.find("_decode") == std::string::npos) continue;
+      // Of a ragged call on a GPU the host does not know that each sequence has one token.
+      if (device_of(decode) == DeviceType::cuda && problem_of(words).ragged >= 0) continue;
       std::string prefill = decode;
       prefill.erase(prefill.find("_decode"), 7);
+      // The GPU's, which all GPUs have.
+      if (const std::size_t hopper = prefill.find(".sm90a"); hopper != std::string::npos) prefill.erase(hopper);
       for (const std::uint64_t seed : {1, 2, 3, 4}) {
         INFO(decode << ": " << words << ", seed " << seed);
         DeltaRuleCase c(problem_of(words), seed);

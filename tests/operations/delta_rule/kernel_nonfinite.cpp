@@ -20,26 +20,31 @@ constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 }  // namespace
 
 TEST_CASE("delta_rule: NaN and Inf stay where the recurrence takes them", "[kernel]") {
-  constexpr int64_t t = 70, d = 20, dv = 24;
-  enum class In { q, k, v, g, beta };
+  constexpr int64_t d = 20, dv = 24;
+  enum class In { q, k, v, g, beta, state };
   for (const char* words :
        {"b=2 hq=2 t=70 d=20 dv=24 decay=channel beta state", "b=2 hq=2 t=70 d=20 dv=24 decay=head beta state",
         "b=2 hq=2 t=70 d=20 dv=24 rule=gated decay=channel state",
-        "dtype=bf16 b=2 hq=2 t=70 d=20 dv=24 decay=channel beta state"})
+        "dtype=bf16 b=2 hq=2 t=70 d=20 dv=24 decay=channel beta state",
+        "b=2 hq=2 t=1 d=20 dv=24 decay=channel beta state", "b=2 hq=2 t=1 d=20 dv=24 decay=head beta state"})
     for (const std::string& entry : every_entry(problem_of(words))) {
       const Forced context = forced(entry);
       DeltaRuleCase c = case_with_states(problem_of(words), 1, Decays::mostly_weak);
       c.beta_sigmoid = c.beta_double = false;
       const Bits before = bits_on(c, context);
-      for (const In in : {In::q, In::k, In::v, In::g, In::beta})
+      const int64_t t = c.problem.t;
+      for (const In in : {In::q, In::k, In::v, In::g, In::beta, In::state})
         for (const int64_t token : {0, 33, 64, 69})
           for (const float value : {kNan, kInf}) {
             constexpr int64_t column = 7;
-            if ((value == kInf && in != In::v) || (in == In::beta && !c.beta)) continue;
+            const bool in_column = in == In::v || in == In::state;
+            if (token >= t || (token > 0 && in == In::state)) continue;
+            if ((value == kInf && !in_column) || (in == In::beta && !c.beta)) continue;
             Element element = in == In::q              ? c.q.at({1, token, 0, 5})
                               : in == In::k            ? c.k.at({1, token, 0, 5})
                               : in == In::v            ? c.v.at({1, token, 0, column})
                               : in == In::beta         ? c.beta.at({1, token, 0})
+                              : in == In::state        ? c.initial.at({1, 0, 5, column})
                               : c.g.layout().ndim == 4 ? c.g.at({1, token, 0, 5})
                                                        : c.g.at({1, token, 0});
             const float own = element;
@@ -50,7 +55,7 @@ TEST_CASE("delta_rule: NaN and Inf stay where the recurrence takes them", "[kern
             int64_t reached = 0;
             const auto hit = [&](int64_t b, int64_t at, int64_t h, int64_t j) {
               if (b != 1 || h != 0 || at < token) return false;
-              return in == In::q ? at == token : in == In::v ? j == column : true;
+              return in == In::q ? at == token : in_column ? j == column : true;
             };
             const auto is_right = [](const std::vector<float>& got, const std::vector<float>& was, const auto& harmed) {
               for (std::size_t i = 0; i < got.size(); ++i)
@@ -71,7 +76,9 @@ TEST_CASE("delta_rule: NaN and Inf stay where the recurrence takes them", "[kern
                 kept.state[i] = before.state[i];
             CHECK(is_right(kept.state, before.state, [&](int64_t i) {
               if (!of_head(i) || in == In::q) return false;
-              return in == In::v ? i % dv == column : !rows_apart || i / dv % d == 5;
+              if (in_column && i % dv != column) return false;
+              const bool one_row = in == In::state ? c.problem.rule == UpdateRule::gated : rows_apart;
+              return !one_row || i / dv % d == 5;
             }));
           }
     }
