@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from vllm.config import get_current_vllm_config, get_layers_from_vllm_config
-from vllm.model_executor.layers.attention import Attention
 from vllm.v1.attention.backend import AttentionType, MultipleOf
 from vllm.v1.attention.backends.cpu_attn import (
     CPUAttentionBackend,
@@ -18,10 +16,12 @@ from vllm.v1.attention.backends.cpu_attn import (
 )
 
 import rapt
-from rapt._refusals import MAX_HEAD_SIZE
-from rapt._vllm_log import say_left, say_taken
+from rapt._vllm_log import say_taken
+from rapt._vllm_shards import Shares, attend, prepare
 
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_CODES = {"fp8": "f8e4m3", "fp8_e4m3": "f8e4m3", "fp8_e5m2": "f8e5m2"}
+"""Quantised types of vLLM's cache for CPUs, and kv_dtype for them."""
+_CACHES = ("auto", "float16", "bfloat16", *_CODES)
 _ENCODERS = (AttentionType.ENCODER, AttentionType.ENCODER_ONLY)
 
 
@@ -44,12 +44,12 @@ class Places:
         pages = torch.div(slots, page_size, rounding_mode="floor")
         return cls(pages[:, None], slots - pages * page_size, torch.arange(slots.numel() + 1), chosen)
 
-    def write(self, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor) -> None:
-        """key [n, hk, d] and value [n, hk, dv] into pages [pages, hk, page_size, d or dv]."""
+    def write(self, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, **codes: Any) -> None:
+        """key [n, hk, d] and value [n, hk, dv] into pages [pages, hk, page_size, d or dv]. `codes`: how these are quantised."""
         if self.chosen is not None:
             key, value = key[self.chosen], value[self.chosen]
         if key.shape[0]:
-            rapt.append_kv(key, value, key_cache, value_cache, self.rows, block_table=self.pages, cu_seqlens=self.each)
+            rapt.append_kv(key, value, key_cache, value_cache, self.rows, block_table=self.pages, cu_seqlens=self.each, **codes)
 
 
 @dataclass
@@ -57,20 +57,13 @@ class Metadata(CPUAttentionMetadata):
     """vLLM's, with what all layers of a step share."""
 
     places: Places | None = None
+    shares: Shares | None = None  # with decode context parallelism
 
 
 class Builder(CPUAttentionMetadataBuilder):
-    """Makes no schedule and no cache for encoders, which rapt does not need, unless a layer is left to vLLM."""
-
-    _all_taken: bool | None = None
+    """Makes no schedule and no cache for encoders, which rapt does not need."""
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> Metadata:
-        if self._all_taken is None:
-            layers = get_layers_from_vllm_config(self.vllm_config, Attention, self.layer_names).values()
-            self._all_taken = all(isinstance(layer.impl, Impl) and not layer.impl.left for layer in layers)
-        if not self._all_taken:
-            theirs = super().build(common_prefix_len, common_attn_metadata, fast_build)
-            return Metadata(**{field.name: getattr(theirs, field.name) for field in fields(theirs)})
         m = common_attn_metadata
         n = m.num_reqs
         dynamic = m.causal if isinstance(m.causal, Tensor) else None
@@ -85,11 +78,16 @@ class Builder(CPUAttentionMetadataBuilder):
             scheduler_metadata=None,
             causal=dynamic is None and not self.is_cross_attention and bool(m.causal),
             dynamic_causal=dynamic,
+            shares=Shares.of(m, self.vllm_config.parallel_config),
         )
 
 
 class Impl(CPUAttentionBackendImpl):
-    """A layer's attention. `left` is why vLLM's own computes it; "" if rapt does."""
+    """A layer's attention."""
+
+    supports_dcp = True
+    can_return_lse_for_decode = True  # vLLM asks this before it starts with decode context parallelism
+    supports_mtp_with_cp_non_trivial_interleave_size = True
 
     def __init__(
         self,
@@ -109,13 +107,13 @@ class Impl(CPUAttentionBackendImpl):
             *(num_heads, head_size, scale, num_kv_heads, alibi_slopes, sliding_window, kv_cache_dtype),
             *(logits_soft_cap, attn_type, kv_sharing_target_layer_name, sinks),
         )
-        self.left = _refusal(head_size, kv_cache_dtype)
+        if kv_cache_dtype not in _CACHES:
+            raise ValueError(f"kv_cache_dtype: got {kv_cache_dtype!r}; wanted one of {', '.join(_CACHES)}")
+        if self.dcp_world_size > 1:
+            prepare(self)
         self._cache: tuple[Tensor, Tensor, Tensor] | None = None
-        if self.left:
-            _check_left(head_size, self.left)
-            say_left("attention", self.left)
-        else:
-            say_taken("attention")
+        self._scales: dict[float, Tensor] = {}
+        say_taken("attention")
 
     def forward(
         self,
@@ -130,46 +128,51 @@ class Impl(CPUAttentionBackendImpl):
         output_block_scale: Tensor | None = None,
     ) -> Tensor:
         """query [tokens, hq, d], key and value [tokens, hk, d], kv_cache [pages, hk, page_size, 2 * d], output [tokens, hq, d]."""
-        if attn_metadata is None or output_scale is not None or output_block_scale is not None or self.left:
-            return self._leave(layer, query, key, value, kv_cache, attn_metadata, output, output_scale, output_block_scale)
+        if output_scale is not None or output_block_scale is not None:
+            raise NotImplementedError("output_scale: got one; wanted None: on CPUs, attention's result is not quantised")
+        if attn_metadata is None:  # vLLM warms up
+            return output
         m, n = attn_metadata, attn_metadata.num_actual_tokens
         if n != query.shape[0]:
             query, output = query[:n], output[:n]
         if self.attn_type in _ENCODERS:
             assert key is not None and value is not None
-            self._attend(query, key[:n], value[:n], output, m.causal, m.query_start_loc, cu_seqlens_k=m.query_start_loc)
+            self.attend_new(query, key[:n], value[:n], m, out=output)
             return output
         keys, values = self._pages(kv_cache)
+        codes = self._codes(layer)
         if key is not None and value is not None and self.kv_sharing_target_layer_name is None:
             new = min(key.shape[0], m.slot_mapping.shape[0])  # both may be padded
             if m.places is None:
                 m.places = Places.of(m.slot_mapping[:new], keys.shape[2])
-            m.places.write(key[:new], value[:new], keys, values)
+            m.places.write(key[:new], value[:new], keys, values, **codes)
+        cache = {"k": keys, "v": values, "block_table": m.block_table, **codes}
+        if m.shares is not None:
+            assert key is not None and value is not None
+            attend(self, query, key[:n], value[:n], output, cache, m)
+            return output
         if m.dynamic_causal is None:
-            self._attend(
-                query, keys, values, output, m.causal, m.query_start_loc, cache_seqlens=m.seq_lens, block_table=m.block_table
-            )
+            self._attend(query, m.causal, cu_seqlens_q=m.query_start_loc, cache_seqlens=m.seq_lens, out=output, **cache)
             return output
         starts = m.query_start_loc.tolist()
         for i, causal in enumerate(m.dynamic_causal.tolist()):  # some sequences are causal, some are not
             rows, one = slice(starts[i], starts[i + 1]), slice(i, i + 1)
             borders = m.query_start_loc[i : i + 2] - starts[i]
-            lengths = {"cache_seqlens": m.seq_lens[one], "block_table": m.block_table[one]}
-            self._attend(query[rows], keys, values, output[rows], bool(causal), borders, **lengths)
+            cache["block_table"] = m.block_table[one]
+            self._attend(query[rows], bool(causal), cu_seqlens_q=borders, cache_seqlens=m.seq_lens[one], out=output[rows], **cache)
         return output
 
-    def _leave(self, layer: Any, query: Tensor, key: Any, value: Any, kv_cache: Tensor, attn_metadata: Any, *rest: Any) -> Tensor:
-        if attn_metadata is not None and key is not None and self.kv_sharing_target_layer_name is None:
-            self.do_kv_cache_update(layer, key, value, kv_cache, attn_metadata.slot_mapping)  # does nothing for encoders
-        result: Tensor = super().forward(layer, query, key, value, kv_cache, attn_metadata, *rest)
-        return result
+    def attend_new(self, query: Tensor, key: Tensor, value: Tensor, m: Metadata, **wanted: Any) -> Any:
+        """The new tokens' attention among themselves."""
+        borders = m.query_start_loc
+        return self._attend(query, m.causal, k=key, v=value, cu_seqlens_q=borders, cu_seqlens_k=borders, **wanted)
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, causal: bool, borders: Tensor, **keys: Any) -> None:
+    def _attend(self, query: Tensor, causal: bool, **given: Any) -> Any:
         window = None
         if self.sliding_window > 0:
             window = (self.sliding_window - 1, 0 if causal else self.sliding_window - 1)
-        rapt.attention(
-            *(q, k, v),
+        return rapt.attention(
+            query,
             causal=causal,
             align="bottom_right",
             window=window,
@@ -177,10 +180,21 @@ class Impl(CPUAttentionBackendImpl):
             softcap=self.logits_soft_cap or None,
             alibi=self.alibi_slopes,
             sinks=self.sinks,
-            cu_seqlens_q=borders,
-            out=out,
-            **keys,
+            **given,
         )
+
+    def _codes(self, layer: Any) -> dict[str, Any]:
+        """How the cache is quantised: keyword arguments for rapt's functions."""
+        if self.kv_cache_dtype not in _CODES:
+            return {}
+        scales = {"k_scale": layer._k_scale_float, "v_scale": layer._v_scale_float}
+        return {"kv_dtype": _CODES[self.kv_cache_dtype]} | {name: self._scale(x) for name, x in scales.items() if x != 1}
+
+    def _scale(self, x: float) -> Tensor:
+        """One scale for all elements of a cache, [1, hk, 1, 1]."""
+        if x not in self._scales:
+            self._scales[x] = torch.full((1, self.num_kv_heads, 1, 1), x)
+        return self._scales[x]
 
     def _pages(self, kv_cache: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of vLLM's cache, [pages, hk, page_size, d] each: views."""
@@ -189,27 +203,6 @@ class Impl(CPUAttentionBackendImpl):
             rows = kv_cache.view(pages, heads, 2 * page_size, self.head_size)
             self._cache = kv_cache, rows[:, :, :page_size], rows[:, :, page_size:]
         return self._cache[1:]
-
-
-def _refusal(head_size: int, kv_cache_dtype: str) -> str:
-    """Why rapt does not take a layer; "" if it does. Asked once, before there is a cache: two layouts cannot share one."""
-    dtype = get_current_vllm_config().model_config.dtype
-    if dtype not in _DTYPES:
-        return f"the model is of {dtype}; wanted float32, bfloat16 or float16"
-    if kv_cache_dtype not in ("auto", str(dtype).removeprefix("torch.")):
-        return f"the cache is of {kv_cache_dtype}; wanted the model's type, {dtype}"
-    if head_size > MAX_HEAD_SIZE:
-        return f"heads have {head_size} elements; wanted at most {MAX_HEAD_SIZE}"
-    return ""
-
-
-def _check_left(head_size: int, reason: str) -> None:
-    """Raises where vLLM's own backend cannot do what rapt's Backend promises of it."""
-    sizes, block_size = CPUAttentionBackend.get_supported_head_sizes(), get_current_vllm_config().cache_config.block_size
-    if head_size not in sizes:
-        raise ValueError(f"head_size: got {head_size}; wanted one of {sizes}, which vLLM's own kernels take: {reason}")
-    if block_size and block_size % 32:
-        raise ValueError(f"block_size: got {block_size}; wanted a multiple of 32, which vLLM's own kernels take: {reason}")
 
 
 class Backend(CPUAttentionBackend):

@@ -19,6 +19,8 @@ class Impl(CPUMLAImpl):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        if self.kv_cache_dtype not in ("auto", "float16", "bfloat16"):  # vLLM would write numbers as codes
+            raise ValueError(f"kv_cache_dtype: got {self.kv_cache_dtype!r}; wanted auto for multi-head latent attention on CPUs")
         say_taken("multi-head latent attention")
 
     def forward_mqa(

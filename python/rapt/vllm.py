@@ -4,9 +4,9 @@
     RAPT_VLLM=0 vllm serve ...        # vLLM's own kernels
 
 rapt computes decoder, encoder and cross attention over vLLM's paged cache, in place (grouped heads, sliding windows,
-sinks, softcap, ALiBi, chunked prefill, prefix caching); prefill and decode of multi-head latent attention (MLA:
-DeepSeek); and the gated delta rule (Qwen3-Next, Qwen3.5). vLLM's own backend computes layers that rapt does not
-support, and a line in vLLM's log states the reason.
+sinks, softcap, ALiBi, chunked prefill, prefix caching, fp8 caches, decode context parallelism); prefill and decode of
+multi-head latent attention (MLA: DeepSeek); and the gated delta rule (Qwen3-Next, Qwen3.5). vLLM's own operators
+compute calls that rapt does not support, and a line in vLLM's log states the reason.
 
 SUPPORTED has the versions of vLLM that this plug-in supports. With another version it changes nothing and logs a
 warning.

@@ -46,7 +46,6 @@ def test_entry_point():
 
 # What the plug-in overrides or calls: a class or function of vLLM, and its parameters.
 _BACKENDS = "vllm.v1.attention.backends."
-_KV = "layer key value kv_cache slot_mapping"
 SIGNATURES = {
     _BACKENDS + "cpu_attn:CPUAttentionBackend.get_supported_kernel_block_sizes": "kv_cache_spec",
     _BACKENDS + "cpu_attn:CPUAttentionBackend.get_supported_head_sizes": "",
@@ -56,7 +55,6 @@ SIGNATURES = {
     "kv_cache_dtype logits_soft_cap attn_type kv_sharing_target_layer_name sinks",
     _BACKENDS + "cpu_attn:CPUAttentionBackendImpl.forward": "self layer query key value kv_cache attn_metadata output output_scale "
     "output_block_scale",
-    _BACKENDS + "cpu_attn:CPUAttentionBackendImpl.do_kv_cache_update": f"self {_KV}",
     _BACKENDS + "cpu_attn:CPUAttentionMetadataBuilder.__init__": "self kv_cache_spec layer_names vllm_config device",
     _BACKENDS + "cpu_attn:CPUAttentionMetadataBuilder.build": "self common_prefix_len common_attn_metadata fast_build",
     _BACKENDS + "mla.cpu_mla:CPUMLAImpl.forward_mqa": "self q kv_c_and_k_pe_cache attn_metadata layer",
@@ -73,13 +71,17 @@ SIGNATURES = {
     "initial_state_indices cu_seqlens use_qk_l2norm_in_kernel softplus_beta softplus_threshold",
     "vllm._custom_ops:fused_sigmoid_gating_delta_rule_update_spec_cpu": "A_log dt_bias q k v a b initial_state_source "
     "spec_state_indices num_accepted_tokens cu_seqlens use_qk_l2norm_in_kernel softplus_beta softplus_threshold",
-    "vllm.config:get_layers_from_vllm_config": "vllm_config layer_type layer_names",
+    _BACKENDS + "utils:get_dcp_local_seq_lens": "seq_lens dcp_size dcp_rank cp_kv_cache_interleave_size",
+    "vllm.v1.worker.block_table:BlockTable.compute_slot_mapping": "self num_reqs query_start_loc positions",
+    "vllm.distributed.parallel_state:get_dcp_group": "",
+    "vllm.distributed.parallel_state:GroupCoordinator.all_gather": "self input_ dim",
 }
 # Fields that the plug-in reads, or makes: all of CPUAttentionMetadata's are listed, so that a new one is seen.
 METADATA = (
     "num_actual_tokens max_query_len query_start_loc max_seq_len seq_lens block_table slot_mapping scheduler_metadata causal "
     "dynamic_causal use_sdpa_prefill num_decode_tokens sdpa_attn_masks sdpa_start_loc encoder_cache"
 )
+PARALLEL = "decode_context_parallel_size cp_kv_cache_interleave_size dcp_comm_backend"  # fields of ParallelConfig
 READ = "query_start_loc seq_lens num_reqs num_actual_tokens max_query_len max_seq_len block_table_tensor slot_mapping causal"
 
 
@@ -105,6 +107,7 @@ def test_interface(vllm):
             got = str(error)
         if got != wanted:
             moved.append(f"{path}: got ({got}); wanted ({wanted})")
+    from vllm.config import ParallelConfig
     from vllm.v1.attention.backend import CommonAttentionMetadata
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend, CPUAttentionMetadata
     from vllm.v1.kv_cache_interface import KVCacheLayout
@@ -112,9 +115,10 @@ def test_interface(vllm):
     fields = [field.name for field in dataclasses.fields(CPUAttentionMetadata)]
     if fields != METADATA.split():
         moved.append(f"CPUAttentionMetadata: got {' '.join(fields)}; wanted {METADATA}")
-    missing = set(READ.split()) - {field.name for field in dataclasses.fields(CommonAttentionMetadata)}
-    if missing:
-        moved.append(f"CommonAttentionMetadata: has no {', '.join(sorted(missing))}")
+    for kind, read in (CommonAttentionMetadata, READ), (ParallelConfig, PARALLEL):
+        missing = set(read.split()) - {field.name for field in dataclasses.fields(kind)}
+        if missing:
+            moved.append(f"{kind.__name__}: has no {', '.join(sorted(missing))}")
     if CPUAttentionBackend.supported_kv_cache_layouts() != (KVCacheLayout.LBHNC,):
         moved.append("CPUAttentionBackend: another layout of the cache")
     assert not moved, "\n".join(moved)

@@ -6,7 +6,6 @@
 import importlib.util
 import json
 import os
-import re
 import socket
 import subprocess
 import sys
@@ -23,7 +22,7 @@ if importlib.util.find_spec("vllm") is None:
 import vllm_models  # noqa: E402
 
 HERE = Path(__file__).parent
-NAMES = [*vllm_models.MODELS, "llama_fp8", "llama_tp2"]
+NAMES = [*vllm_models.MODELS, "llama_fp8", "llama_tp2", "mqa_dcp2", "mqa_a2a"]
 LIMIT_S = 1800  # of all models with one kind of kernels, where two cores are busy
 
 
@@ -68,15 +67,15 @@ def test_same_results(results, name):
     (theirs, _), (ours, _) = results
     theirs, ours = theirs[name], ours[name]
     assert "error" not in ours, ours["error"]
+    if name in ("mqa_dcp2", "mqa_a2a"):  # vLLM's own kernels refuse: these tokens are to be those of one process
+        assert "error" in theirs
+        theirs = results[0][0]["mqa"]
     assert "error" not in theirs, theirs["error"]
     assert theirs["taken"] == 0
-    if name == "llama_fp8":
-        assert ours["taken"] == 0 and ours["left"] > 0
-    else:
-        assert ours["taken"] > 0 and ours["left"] == 0
+    assert ours["taken"] > 0 and ours["left"] == 0
     if name == "bert":
         torch.testing.assert_close(torch.tensor(ours["vectors"]), torch.tensor(theirs["vectors"]), rtol=1e-4, atol=1e-4)
-    elif name == "qwen3_next":  # bfloat16 has near-ties: most first tokens, before rounding has chosen another text
+    elif name in ("qwen3_next", "llama_fp8"):  # near-ties: most first tokens, before rounding has chosen another text
         first = [[tokens[0] for run in made["tokens"] for tokens in run] for made in (ours, theirs)]
         assert sum(a == b for a, b in zip(*first)) >= 2 / 3 * len(first[0])
     else:
@@ -89,7 +88,6 @@ def test_log_says_who_computes(results):
     assert "rapt computes" not in theirs and "rapt leaves" not in theirs
     for what in ("attention", "multi-head latent attention", "the gated delta rule"):
         assert f"rapt computes {what} (RAPT_VLLM=0 switches it off)" in ours
-    assert re.search("rapt leaves attention to vLLM: the cache is of fp8", ours)
 
 
 def test_server(folder, results):

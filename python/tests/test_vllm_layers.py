@@ -1,5 +1,7 @@
 """rapt.vllm's classes and operators against vLLM's own, call by call. They need vLLM, but no engine."""
 
+import concurrent.futures
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -7,10 +9,12 @@ import torch
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 import vllm._custom_ops as ops  # noqa: E402
+from vllm.distributed import parallel_state  # noqa: E402
+from vllm.v1.attention.backends import cpu_attn  # noqa: E402
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl, CPUAttentionMetadata, _get_attn_isa  # noqa: E402
 from vllm.v1.attention.backends.mla.prefill.cpu_sdpa import CPUSDPAMLAPrefillBackend  # noqa: E402
 
-from rapt import _vllm_attention, _vllm_delta_rule, _vllm_mla  # noqa: E402
+from rapt import _vllm_attention, _vllm_delta_rule, _vllm_mla, _vllm_shards  # noqa: E402
 
 PAGE, HQ, HK, D = 32, 8, 2, 64
 NEW, PAST = [40, 1, 1, 7], [0, 69, 3, 90]  # a prompt, two tokens to decode, a chunk of a prompt
@@ -21,7 +25,7 @@ def layer_of(kind, **features):
     impl = object.__new__(kind)
     plain = {"sliding_window": -1, "alibi_slopes": None, "logits_soft_cap": 0, "sinks": None, "attn_type": "decoder"}
     shared = {"scale": D**-0.5, "head_size": D, "kv_cache_dtype": "auto", "kv_sharing_target_layer_name": None}
-    impl.__dict__.update(plain | shared | {"use_zentorch_sdpa": False, "left": "", "_cache": None} | features)
+    impl.__dict__.update(plain | shared | {"use_zentorch_sdpa": False, "num_kv_heads": HK, "_cache": None, "_scales": {}} | features)
     return impl
 
 
@@ -59,8 +63,8 @@ def batch(dtype, causal=True, window=-1):
     return SimpleNamespace(given=given, cache=(len(ids), HK, PAGE, 2 * D), past=past, isa=isa, random=random)
 
 
-def run(kind, made, features, key, value, query, cache):
-    layer = SimpleNamespace(isa=made.isa, _k_scale_float=1.0, _v_scale_float=1.0)
+def run(kind, made, features, key, value, query, cache, scales=(1.0, 1.0)):
+    layer = SimpleNamespace(isa=made.isa, _k_scale_float=scales[0], _v_scale_float=scales[1])
     impl = layer_of(kind, **features)
     old, n = made.past.numel(), sum(NEW)
     out = torch.full((n + 3, HQ, D), 7.0, dtype=query.dtype)  # vLLM pads batches: rows that nobody writes
@@ -70,7 +74,7 @@ def run(kind, made, features, key, value, query, cache):
         impl.forward(layer, query, key[old:], value[old:], cache, CPUAttentionMetadata(*made.given), out)
     else:
         keys, values = impl._pages(cache)
-        _vllm_attention.Places.of(made.past, PAGE).write(key[:old], value[:old], keys, values)
+        _vllm_attention.Places.of(made.past, PAGE).write(key[:old], value[:old], keys, values, **impl._codes(layer))
         impl.forward(layer, query, key[old:], value[old:], cache, _vllm_attention.Metadata(*made.given), out)
     assert (out[n:] == 7).all()
     return out[:n]
@@ -109,15 +113,157 @@ def test_rows_without_a_slot_are_not_written():
 
 
 @pytest.mark.parametrize(
-    "head_size, block_size, message", [(72, 32, "head_size: got 72; wanted one of"), (64, 16, "block_size: got 16; wanted a multiple of 32")]
+    "name, dtype, scales",
+    [
+        ("fp8", torch.float8_e4m3fn, (1.0, 1.0)),
+        ("fp8_e4m3", torch.float8_e4m3fn, (0.5, 0.0625)),
+        ("fp8_e5m2", torch.float8_e5m2, (1.0, 2.0)),
+    ],
 )
-def test_what_nobody_takes_is_refused(monkeypatch, head_size, block_size, message):
-    config = SimpleNamespace(cache_config=SimpleNamespace(block_size=block_size), model_config=SimpleNamespace(dtype=torch.float32))
-    monkeypatch.setattr(_vllm_attention, "get_current_vllm_config", lambda: config)
-    reason = _vllm_attention._refusal(head_size, "fp8")
-    assert reason == "the cache is of fp8; wanted the model's type, torch.float32"
-    with pytest.raises(ValueError, match=message):
-        _vllm_attention._check_left(head_size, reason)
+def test_quantised_cache(name, dtype, scales):
+    """Against keys and values that PyTorch has rounded to nearest: vLLM's own kernels round towards zero."""
+    made = batch(torch.float32)
+    total = made.past.numel() + sum(NEW)
+    key, value, query = made.random(total, HK, D), made.random(total, HK, D), made.random(sum(NEW) + 3, HQ, D)
+    codes = torch.zeros(made.cache, dtype=torch.uint8)
+    ours = run(_vllm_attention.Impl, made, {"kv_cache_dtype": name}, key, value, query, codes, scales)
+    key, value = ((x / scale).to(dtype).float() * scale for x, scale in zip((key, value), scales))
+    wanted = run(_vllm_attention.Impl, made, {}, key, value, query, torch.zeros(made.cache))
+    torch.testing.assert_close(ours, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_cache_of_another_float_type():
+    """A cache of bfloat16 (kv_cache_dtype="bfloat16") for a model of float32."""
+    made = batch(torch.float32)
+    total = made.past.numel() + sum(NEW)
+    key, value, query = made.random(total, HK, D), made.random(total, HK, D), made.random(sum(NEW) + 3, HQ, D)
+    key, value = key.bfloat16().float(), value.bfloat16().float()
+    outs = [run(_vllm_attention.Impl, made, {}, key, value, query, torch.zeros(made.cache, dtype=t)) for t in (torch.float32, torch.bfloat16)]
+    torch.testing.assert_close(outs[1], outs[0], rtol=1e-5, atol=1e-5)
+
+
+def impl_of(monkeypatch, kv_cache_dtype="auto", ranks=1, **features):
+    """A layer that is made as vLLM makes it."""
+    config = SimpleNamespace(
+        model_config=SimpleNamespace(dtype=torch.float32), parallel_config=SimpleNamespace(decode_context_parallel_size=ranks)
+    )
+    for module in (cpu_attn, _vllm_shards):
+        monkeypatch.setattr(module, "get_current_vllm_config", lambda: config)
+    monkeypatch.setattr(parallel_state, "get_dcp_world_size_and_rank", lambda enabled: (ranks, 0))
+    given = {"num_heads": HQ, "head_size": D, "scale": 0.1, "num_kv_heads": 1, "alibi_slopes": None, "sliding_window": None}
+    return _vllm_attention.Impl(**(given | {"kv_cache_dtype": kv_cache_dtype} | features))
+
+
+def test_refusals(monkeypatch):
+    with pytest.raises(ValueError, match="kv_cache_dtype: got 'nvfp4'; wanted one of auto, float16, bfloat16, fp8, fp8_e4m3, fp8_e5m2"):
+        impl_of(monkeypatch, kv_cache_dtype="nvfp4")
+    names = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "qk_head_dim", "v_head_dim", "kv_b_proj")
+    with pytest.raises(ValueError, match="kv_cache_dtype: got 'fp8'; wanted auto for multi-head latent attention"):
+        _vllm_mla.Impl(4, 576, 0.1, 1, None, None, "fp8", None, "decoder", None, **dict.fromkeys(names))
+    assert impl_of(monkeypatch, ranks=2).need_to_return_lse_for_decode
+    refused = {
+        "a sliding window": {"sliding_window": 16},
+        "ALiBi": {"alibi_slopes": [0.5] * HQ},
+        "attention of the type encoder_decoder": {"attn_type": "encoder_decoder"},
+        "another layer's cache": {"kv_sharing_target_layer_name": "model.layers.0"},
+    }
+    for what, features in refused.items():
+        with pytest.raises(ValueError, match=f"decode_context_parallel_size: got 2; wanted 1, because a layer has {what}"):
+            impl_of(monkeypatch, ranks=2, **features)
+
+
+def test_slots_of_shared_keys():
+    """Of the tokens 3 to 9 of one sequence and 0 to 2 of another, pages of 4 rows, and two ranks that have two keys in turn."""
+    positions, borders, table = torch.tensor([*range(3, 10), 0, 1, 2]), torch.tensor([0, 7, 10]), torch.tensor([[5, 1], [2, 7]])
+    first = _vllm_shards.slots(positions, borders, table, 4, 2, 0, 2)
+    second = _vllm_shards.slots(positions, borders, table, 4, 2, 1, 2)
+    assert first.tolist() == [-1, 22, 23, -1, -1, 4, 5, 8, 9, -1]
+    assert second.tolist() == [21, -1, -1, 22, 23, -1, -1, -1, -1, 8]
+
+
+class Ranks:
+    """Ranks of a group that are threads of this process."""
+
+    def __init__(self, size):
+        self.world_size, self.slots, self.barrier, self.own = size, [None] * size, threading.Barrier(size, timeout=60), threading.local()
+
+    @property
+    def rank_in_group(self):
+        return self.own.rank
+
+    @property
+    def device_group(self):
+        return self
+
+    def all_gather(self, tensor, dim):
+        self.slots[self.rank_in_group] = tensor
+        self.barrier.wait()
+        made = torch.cat(self.slots, dim)
+        self.barrier.wait()
+        return made
+
+    def all_to_all_single(self, received, sent, group):
+        received.copy_(self.all_gather(sent[:, None], 1)[self.rank_in_group])
+
+    def run(self, function):
+        def one(rank):
+            self.own.rank = rank
+            try:
+                return function(rank)
+            except BaseException:
+                self.barrier.abort()
+                raise
+
+        with concurrent.futures.ThreadPoolExecutor(self.world_size) as pool:
+            return list(pool.map(one, range(self.world_size)))
+
+
+@pytest.mark.parametrize("exchange", ["ag_rs", "a2a"])
+@pytest.mark.parametrize(
+    "new, past, features, interleave",
+    [
+        ([1, 1, 1, 1], [0, 70, 1, 90], {}, 1),  # decode: also of keys that one rank has alone
+        ([1, 1, 1], [33, 70, 1], {"sinks": torch.linspace(-1, 3, HQ)}, 1),
+        ([40, 3], [0, 0], {}, 1),  # prompts: no rank has to ask another one
+        ([40, 1, 7, 1], [0, 69, 90, 2], {"logits_soft_cap": 5.0}, 4),
+    ],
+)
+def test_decode_context_parallelism(monkeypatch, exchange, new, past, features, interleave):
+    """Two ranks, each with half of the query heads and half of the keys, against one that has all."""
+    size = 2
+    ranks = Ranks(size)
+    for name in ("get_dcp_group", "dist"):
+        monkeypatch.setattr(_vllm_shards, name, (lambda: ranks) if name == "get_dcp_group" else ranks)
+    generator = torch.Generator().manual_seed(0)
+    lengths, borders = torch.tensor(new) + torch.tensor(past), torch.tensor([0, *new]).cumsum(0).int()
+    n, pages = sum(new), 4
+    query, keys, values = (torch.randn(int(lengths.sum()), h, D, generator=generator) for h in (HQ, 1, 1))
+    starts = lengths.cumsum(0) - lengths
+    rows = torch.cat([torch.arange(a + p, a + p + m) for a, p, m in zip(starts.tolist(), past, new)])
+    table = torch.randperm(pages * len(new), generator=generator).int().view(-1, pages)
+
+    def step(rank, size, heads):
+        def places(begin, end):
+            positions = torch.cat([torch.arange(a, b) for a, b in zip(begin, end)])
+            borders = torch.tensor([0, *(b - a for a, b in zip(begin, end))]).cumsum(0)
+            return _vllm_shards.slots(positions, borders, table, PAGE, size, rank, interleave)
+
+        own = {name: x[heads] if isinstance(x, torch.Tensor) else x for name, x in features.items()}
+        impl = layer_of(_vllm_attention.Impl, num_kv_heads=1, **own)
+        cache = torch.zeros(table.numel(), 1, PAGE, 2 * D)
+        old = torch.cat([torch.arange(a, a + p) for a, p in zip(starts.tolist(), past)])
+        _vllm_attention.Places.of(places([0] * len(past), past), PAGE).write(keys[old], values[old], *impl._pages(cache))
+        given = SimpleNamespace(num_reqs=len(new), seq_lens=lengths.int(), query_start_loc=borders, causal=True)
+        config = {"decode_context_parallel_size": size, "cp_kv_cache_interleave_size": interleave, "dcp_comm_backend": exchange}
+        m = _vllm_attention.Metadata(n, max(new), borders, int(lengths.max()), lengths.int(), table, places(past, lengths.tolist()), None)
+        m.shares = _vllm_shards.Shares.of(given, SimpleNamespace(**config))
+        out = torch.full((n, query[:, heads].shape[1], D), 7.0)
+        return impl.forward(None, query[rows][:, heads], keys[rows], values[rows], cache, m, out)
+
+    wanted = step(0, 1, slice(None))
+    half = HQ // size
+    got = ranks.run(lambda rank: step(rank, size, slice(rank * half, (rank + 1) * half)))
+    torch.testing.assert_close(torch.cat(got, 1), wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_sequences_that_are_causal_or_not():

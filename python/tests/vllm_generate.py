@@ -7,6 +7,7 @@ import gc
 import json
 import os
 import random
+import re
 import sys
 import time
 
@@ -14,6 +15,7 @@ os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # layers() goes to processes of its own
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 
+_SHARED = {"tensor_parallel_size": 2, "decode_context_parallel_size": 2}
 # Keyword arguments of engines, beside those that all have.
 ENGINES = {
     "llama": {"block_size": 32, "enable_prefix_caching": True, "max_num_batched_tokens": 128},  # prompts in chunks
@@ -22,6 +24,8 @@ ENGINES = {
     "qwen3_next": {"block_size": None, "dtype": "bfloat16"},  # vLLM's operators have no other type
     "llama_fp8": {"kv_cache_dtype": "fp8_e4m3"},
     "llama_tp2": {"tensor_parallel_size": 2},
+    "mqa_dcp2": {"max_num_batched_tokens": 128} | _SHARED,
+    "mqa_a2a": {"dcp_comm_backend": "a2a", "dcp_kv_cache_interleave_size": 8, "enable_prefix_caching": True} | _SHARED,
 }
 LENGTHS = (5, 17, 64, 130, 257, 33)
 
@@ -29,7 +33,7 @@ LENGTHS = (5, 17, 64, 130, 257, 33)
 def layers(model):
     """Of each layer's attention, whether rapt computes it."""
     return [
-        type(module.impl).__module__.startswith("rapt.") and not getattr(module.impl, "left", "")
+        type(module.impl).__module__.startswith("rapt.")
         for module in model.modules()
         if hasattr(module, "impl")
     ]
@@ -40,7 +44,7 @@ def run(folder, name):
 
     given = {"dtype": "float32", "block_size": 64, "enable_prefix_caching": False} | ENGINES.get(name, {})
     llm = LLM(
-        os.path.join(folder, name.removesuffix("_fp8").removesuffix("_tp2")),
+        os.path.join(folder, re.sub("_(fp8|tp2|dcp2|a2a)$", "", name)),
         enforce_eager=True,
         max_model_len=1024,
         max_num_seqs=8,

@@ -20,6 +20,7 @@ _COMMON = {
 # Type of config, and what it has beside _COMMON.
 MODELS = {
     "llama": ("Llama", {"head_dim": 64}),
+    "mqa": ("Llama", {"head_dim": 64, "num_key_value_heads": 1}),
     "llama80": ("Llama", {"head_dim": 80, "hidden_size": 160, "num_key_value_heads": 4}),
     "mistral": ("Mistral", {"head_dim": 32, "sliding_window": 48}),  # a window in all layers
     "gemma2": ("Gemma2", {"head_dim": 32, "sliding_window": 32, "query_pre_attn_scalar": 32}),  # softcap, a window in some layers
