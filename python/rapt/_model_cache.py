@@ -59,6 +59,14 @@ class Cache(DynamicCache):
         super().__init__(config=config)
         write_in_place(self, config, max_length, kv_dtype)
 
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
+        """DynamicCache's. Raises ValueError, which names past_key_values, for a cache of another model or batch."""
+        if layer_idx >= len(self.layers) and self.layer_class_to_replicate is None:
+            raise ValueError(
+                f"past_key_values: got a cache of {len(self.layers)} layers in layer {layer_idx}; wanted one of this model's config"
+            )
+        return super().update(key_states, value_states, layer_idx, *args, **kwargs)
+
     def fork(self, n: int = 1) -> Cache:
         """A cache of n sequences for each of this cache's, which begin with its tokens and share the memory of their
         keys and values.
@@ -189,9 +197,10 @@ class _InPlace(_Layer):
         dtype = new.dtype if kept.dtype is new.dtype else torch.promote_types(kept.dtype, new.dtype)
         if kept.dim() == 1:  # of an empty layer
             kept = new.narrow(-2, 0, 0)
-        if kept.shape[:-2] != new.shape[:-2] or not kept.shape[-1] == new.shape[-1] > 0 or kept.device != new.device:
+        _check_like(name, new, kept)
+        if new.shape[-1] == 0:
             self.__dict__.get("memory", {}).pop(name, None)
-            return torch.cat([kept, new], -2)  # which refuses most of these
+            return torch.cat([kept, new], -2)
         rows, total = kept.shape[-2], kept.shape[-2] + new.shape[-2]
         start = self.first_row(name, kept) if kept.dtype is dtype else None
         if start is not None:
@@ -286,12 +295,14 @@ class _InPlace(_Layer):
 
 
 def _check_like(name: str, states: Tensor, kept: Rows) -> None:
-    """Raises where new rows are no continuation of quantised ones."""
-    *batch, _, d = kept.shape
-    wanted: list[Any] = [*kept.shape]
-    if states.dim() != 4 or [*states.shape[:2], states.shape[-1]] != [*batch, d] or states.device != kept.device:
-        wanted[2] = "n"
-        raise ValueError(f"{name}: got {[*states.shape]} on {states.device}; wanted {wanted} on {kept.device}, as in the cache")
+    """Raises where new rows are no continuation of those that a layer has."""
+    (*batch, _, d), (*new_batch, _, new_d) = kept.shape, states.shape
+    if batch != new_batch or d != new_d or states.device != kept.device:
+        had, wanted = (", ".join(map(str, [*sizes, "n", last])) for sizes, last in ((batch, d), (new_batch, new_d)))
+        raise ValueError(
+            f"past_key_values: got a cache with {name} of [{had}] on {kept.device}; wanted this model's and batch's, [{wanted}] "
+            f"on {states.device}"
+        )
 
 
 class _InPlaceFull(_InPlace, _Full):

@@ -241,7 +241,7 @@ def test_where_gradients_are_recorded_nothing_is_written_over():
     assert torch.allclose(new.grad, 2 * new)
 
 
-def test_other_types_and_shapes_than_those_before_are_as_with_dynamic_caches():
+def test_other_types_are_as_with_dynamic_caches_and_other_shapes_are_refused():
     both = DynamicCache(), Cache()
     with torch.no_grad():
         for dtype in (torch.bfloat16, torch.bfloat16, torch.float32, torch.bfloat16):
@@ -250,9 +250,17 @@ def test_other_types_and_shapes_than_those_before_are_as_with_dynamic_caches():
                 cache.update(new, new, 0)
             assert_same(both[1], both[0])
         for shape in ((1, 2, 3, 8), (2, 1, 3, 8), (2, 2, 3, 1)):
-            with pytest.raises(RuntimeError, match="Sizes of tensors must match"):
+            had, wanted = (rf"\[{b}, {h}, n, {d}\] on cpu" for b, h, _, d in ((2, 2, 3, 8), shape))
+            with pytest.raises(ValueError, match=f"^past_key_values: got a cache with keys of {had}; wanted this model's and batch's, {wanted}"):
                 both[1].update(torch.randn(shape), torch.randn(shape), 0)
             assert_same(both[1], both[0])
+
+
+def test_caches_of_models_with_fewer_layers_are_refused():
+    config = transformers.LlamaConfig(num_hidden_layers=2)
+    new = torch.randn(1, 2, 3, 8)
+    with pytest.raises(ValueError, match="^past_key_values: got a cache of 2 layers in layer 2; wanted one of this model's config"):
+        Cache(config).update(new, new, 2)
 
 
 def appends(cache):
