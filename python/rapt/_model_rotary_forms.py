@@ -6,6 +6,7 @@ import ast
 import inspect
 import textwrap
 from functools import cache
+from types import CodeType
 from typing import Any, NamedTuple
 
 ROTATE = "apply_rotary_pos_emb"
@@ -127,13 +128,30 @@ def written(text: str) -> str:
 
 
 def definition(function: Any) -> ast.FunctionDef:
-    """Raises OSError, TypeError or SyntaxError where the source is not there, or is not all that runs."""
+    """Raises OSError, TypeError or SyntaxError where the source is not there or is not all that runs, and ValueError
+    where the file is not what runs: it may be newer."""
     if hasattr(function, "__wrapped__"):
         raise TypeError
+    lines, _ = inspect.findsource(function)
+    if getattr(function, "__code__", None) not in _codes("".join(lines)):
+        raise ValueError
     (definition,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
     if not isinstance(definition, ast.FunctionDef):
         raise TypeError
     return definition
+
+
+@cache
+def _codes(source: str) -> set[CodeType]:
+    """The code of all functions of a file. Only the whole file gives it: calls of imported modules have other
+    instructions than other calls."""
+    found: set[CodeType] = set()
+    todo = [compile(source, "<source>", "exec", dont_inherit=True)]
+    while todo:
+        code = todo.pop()
+        found.add(code)
+        todo += [x for x in code.co_consts if isinstance(x, CodeType)]
+    return found
 
 
 def _text(definition: ast.FunctionDef) -> str:
@@ -171,5 +189,5 @@ def norm_of(kind: Any, forward: Any) -> Norm | None:
         found = _text(definition(forward))
         found += "\n" + _text(definition(kind._norm)) if "self._norm(" in found else ""
         return next((norm for known, norm in _NORMS.items() if written(known) == found), None)
-    except (AttributeError, OSError, TypeError, SyntaxError):
+    except (AttributeError, OSError, TypeError, SyntaxError, ValueError):
         return None

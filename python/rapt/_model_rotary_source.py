@@ -170,14 +170,14 @@ def rewritten(
         forward = definition(theirs)
     except (OSError, TypeError, SyntaxError):
         return "the source of its forward is not there"
+    except ValueError:
+        return "its source has changed"
     forward.decorator_list, forward.returns = [], None
     forward.args.defaults, forward.args.kw_defaults = [], [None] * len(forward.args.kwonlyargs)
     for argument in ast.walk(forward.args):
         if isinstance(argument, ast.arg):
             argument.annotation = None
     ast.increment_lineno(forward, theirs.__code__.co_firstlineno - 1)
-    if not _is_code_of(_compiled(forward, theirs, []), theirs.__code__):
-        return "its source has changed"
     place = _place(forward.body)
     if place is None or _NAME not in ast.unparse(forward):
         return "it does not append what it has rotated"
@@ -224,13 +224,3 @@ def _compiled(forward: ast.FunctionDef, theirs: FunctionType, variables: list[st
     make.body.insert(0, forward)
     module = ast.fix_missing_locations(ast.Module([make], []))
     return compile(module, theirs.__code__.co_filename, "exec", dont_inherit=True)
-
-
-def _is_code_of(module: CodeType, code: CodeType) -> bool:
-    """Whether the source is that of the running code: the file may be newer. Instructions differ, as they depend on the
-    module around a function."""
-    (make,) = (x for x in module.co_consts if isinstance(x, CodeType))
-    (found,) = (x for x in make.co_consts if isinstance(x, CodeType))
-    same = found.co_names == code.co_names and found.co_varnames == code.co_varnames
-    constants, running = ([x for x in c.co_consts if not isinstance(x, CodeType)] for c in (found, code))
-    return same and constants == running

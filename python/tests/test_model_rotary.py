@@ -5,6 +5,7 @@ import copy
 import functools
 import importlib
 import inspect
+import linecache
 import pathlib
 import re
 import threading
@@ -336,6 +337,25 @@ def test_what_is_not_known_stays():
     assert fused(model) == {"LlamaAttention": "its forward was replaced"}
     with pytest.raises(TypeError, match="^model: got int"):
         fused(3)
+
+
+@pytest.mark.parametrize(
+    "old, new, reason",
+    [
+        ("past_key_values is not None", "past_key_values is None", "its source has changed"),
+        ("(q * cos) + (", "(q * cos) - (", "it rotates in another way"),
+    ],
+)
+def test_a_file_that_is_newer_than_its_module(monkeypatch, old, new, reason):
+    """The names and constants of an edited file may be those of the code that runs."""
+    theirs = inspect.unwrap(transformers.models.qwen2.modeling_qwen2.Qwen2Attention.forward)
+    text = pathlib.Path(inspect.getsourcefile(theirs)).read_text()
+    assert old in text
+    for source, wanted in ((text, None), (text.replace(old, new), reason)):
+        entry = len(source), None, source.splitlines(True), theirs.__code__.co_filename  # None: the file itself is not asked
+        monkeypatch.setitem(linecache.cache, theirs.__code__.co_filename, entry)
+        made = _model_rotary.rewritten(theirs, set(), lambda: False, lambda *given: None)
+        assert (made if isinstance(made, str) else None) == wanted
 
 
 def test_classes_in_the_guide_are_known():
