@@ -491,6 +491,9 @@ def test_a_real_model():
     assert (alone - got[:1]).abs().max() < 1e-6
 
 
+GEMMA = {"vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+GEMMA |= {"num_key_value_heads": 2, "head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 16, "cross_attention_hidden_size": 64}
+GEMMA |= {"initializer_range": 0.2}
 SEQ2SEQ = {
     "t5": lambda: transformers.T5Config(
         vocab_size=96, d_model=64, d_kv=16, d_ff=96, num_layers=2, num_heads=4, decoder_start_token_id=0, eos_token_id=None
@@ -509,7 +512,36 @@ SEQ2SEQ = {
         forced_eos_token_id=None,
         decoder_start_token_id=2,
     ),
+    "t5gemma": lambda: transformers.T5GemmaConfig(  # windows, softcap and grouped heads
+        encoder=transformers.T5GemmaModuleConfig(**GEMMA),
+        decoder=transformers.T5GemmaModuleConfig(**GEMMA),
+        vocab_size=96,
+        decoder_start_token_id=2,
+        eos_token_id=None,
+    ),
 }
+
+
+def test_encoders_of_audio():
+    """Whisper: no padding, and more keys than queries."""
+    sizes = {"encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4, "d_model": 64}
+    sizes |= {"encoder_ffn_dim": 96, "decoder_ffn_dim": 96, "num_mel_bins": 8, "max_source_positions": 20, "init_std": 0.2}
+    sizes |= {"vocab_size": 96, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None, "decoder_start_token_id": 2}
+    eager, ours = (
+        transformers.WhisperForConditionalGeneration._from_config(
+            transformers.WhisperConfig(**sizes), attn_implementation=attention
+        ).eval()
+        for attention in ("eager", "rapt")
+    )
+    ours.load_state_dict(eager.state_dict())
+    options = {"max_new_tokens": 8, "do_sample": False, "output_logits": True, "return_dict_in_generate": True}
+    sound = torch.randn(2, 8, 40)
+    with kernel_calls() as kernel:
+        got = ours.generate(input_features=sound, **options)
+    wanted = eager.generate(input_features=sound, **options)
+    assert kernel.call_count == 2 + 8 * 4
+    torch.testing.assert_close(torch.stack(got.logits), torch.stack(wanted.logits), rtol=0, atol=1e-4)
+    assert (got.sequences == wanted.sequences).all()
 
 
 @pytest.mark.parametrize("name", SEQ2SEQ)
