@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-from functools import cache
+from functools import cache, lru_cache
 from types import CodeType
 from typing import Any, NamedTuple
 
@@ -141,7 +141,7 @@ def definition(function: Any) -> ast.FunctionDef:
     return definition
 
 
-@cache
+@lru_cache(maxsize=4)
 def _codes(source: str) -> set[CodeType]:
     """The code of all functions of a file. Only the whole file gives it: calls of imported modules have other
     instructions than other calls."""

@@ -152,36 +152,36 @@ class Impl(CPUAttentionBackendImpl):
             attend(self, query, key[:n], value[:n], output, cache, m)
             return output
         if m.dynamic_causal is None:
-            self._attend(query, m.causal, cu_seqlens_q=m.query_start_loc, cache_seqlens=m.seq_lens, out=output, **cache)
+            self.attend(query, m.causal, cu_seqlens_q=m.query_start_loc, cache_seqlens=m.seq_lens, out=output, **cache)
             return output
         starts = m.query_start_loc.tolist()
         for i, causal in enumerate(m.dynamic_causal.tolist()):  # some sequences are causal, some are not
             rows, one = slice(starts[i], starts[i + 1]), slice(i, i + 1)
             borders = m.query_start_loc[i : i + 2] - starts[i]
             cache["block_table"] = m.block_table[one]
-            self._attend(query[rows], bool(causal), cu_seqlens_q=borders, cache_seqlens=m.seq_lens[one], out=output[rows], **cache)
+            self.attend(query[rows], bool(causal), cu_seqlens_q=borders, cache_seqlens=m.seq_lens[one], out=output[rows], **cache)
         return output
 
     def attend_new(self, query: Tensor, key: Tensor, value: Tensor, m: Metadata, **wanted: Any) -> Any:
         """The new tokens' attention among themselves."""
         borders = m.query_start_loc
-        return self._attend(query, m.causal, k=key, v=value, cu_seqlens_q=borders, cu_seqlens_k=borders, **wanted)
+        return self.attend(query, m.causal, k=key, v=value, cu_seqlens_q=borders, cu_seqlens_k=borders, **wanted)
 
-    def _attend(self, query: Tensor, causal: bool, **given: Any) -> Any:
+    def attend(self, query: Tensor, causal: bool, **given: Any) -> Any:
+        """rapt.attention with what a layer has; `given` comes before that."""
         window = None
         if self.sliding_window > 0:
             window = (self.sliding_window - 1, 0 if causal else self.sliding_window - 1)
-        return rapt.attention(
-            query,
-            causal=causal,
-            align="bottom_right",
-            window=window,
-            scale=self.scale,
-            softcap=self.logits_soft_cap or None,
-            alibi=self.alibi_slopes,
-            sinks=self.sinks,
-            **given,
-        )
+        layer = {
+            "causal": causal,
+            "align": "bottom_right",
+            "window": window,
+            "scale": self.scale,
+            "softcap": self.logits_soft_cap or None,
+            "alibi": self.alibi_slopes,
+            "sinks": self.sinks,
+        }
+        return rapt.attention(query, **(layer | given))
 
     def _codes(self, layer: Any) -> dict[str, Any]:
         """How the cache is quantised: keyword arguments for rapt's functions."""

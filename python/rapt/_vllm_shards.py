@@ -52,13 +52,14 @@ class Shares:
 
 
 def prepare(layer: Impl) -> None:
-    """For a layer with DCP. Raises if it cannot run: distances between keys are not those of their places in a rank's
-    cache."""
+    """Makes vLLM compute slots for a layer with DCP. Raises ValueError if the layer cannot run with it: windows and ALiBi
+    count distances between keys, but neighbouring rows of a rank's cache are several keys apart."""
     size = get_current_vllm_config().parallel_config.decode_context_parallel_size
     has = {
         "a sliding window": layer.sliding_window > 0,
         "ALiBi": layer.alibi_slopes is not None,
         f"attention of the type {layer.attn_type}": layer.attn_type != AttentionType.DECODER,
+        f"{layer.num_kv_heads} KV heads on a rank": layer.num_kv_heads != 1,  # the order of gathered query heads
         "another layer's cache": layer.kv_sharing_target_layer_name is not None,
     }
     for what, here in has.items():
@@ -111,22 +112,18 @@ def attend(layer: Impl, query: Tensor, key: Tensor, value: Tensor, out: Tensor, 
         return
     group = get_dcp_group()
     queries = group.all_gather(query.contiguous(), 1)
-    partial, lse = rapt.attention(
-        queries,
-        cu_seqlens_q=m.query_start_loc,
-        cache_seqlens=shares.past if together else shares.present,
-        scale=layer.scale,
-        softcap=layer.logits_soft_cap or None,
-        out=torch.empty(queries.shape),
-        return_lse=True,
-        **cache,
-    )
+    lengths = {"cu_seqlens_q": m.query_start_loc, "cache_seqlens": shares.past if together else shares.present}
+    partial, lse = layer.attend(queries, False, sinks=None, out=_like(queries), return_lse=True, **lengths, **cache)
     parts = _exchange(partial, lse, group, shares.all_to_all)
     outs, lses = list(parts[..., :-1]), list(parts[..., -1])
     if together:
-        own, own_lse = layer.attend_new(query, key, value, m, out=torch.empty(query.shape), return_lse=True)
+        own, own_lse = layer.attend_new(query, key, value, m, out=_like(query), return_lse=True)
         outs, lses = [*outs, own], [*lses, own_lse]
     rapt.merge_states(outs, lses, out=out)
+
+
+def _like(query: Tensor) -> Tensor:
+    return torch.empty(query.shape, dtype=torch.float32)
 
 
 def _exchange(partial: Tensor, lse: Tensor, group: Any, all_to_all: bool) -> Tensor:

@@ -251,7 +251,8 @@ def test_other_types_are_as_with_dynamic_caches_and_other_shapes_are_refused():
             assert_same(both[1], both[0])
         for shape in ((1, 2, 3, 8), (2, 1, 3, 8), (2, 2, 3, 1)):
             had, wanted = (rf"\[{b}, {h}, n, {d}\] on cpu" for b, h, _, d in ((2, 2, 3, 8), shape))
-            with pytest.raises(ValueError, match=f"^past_key_values: got a cache with keys of {had}; wanted this model's and batch's, {wanted}"):
+            message = f"^past_key_values: got a cache with keys of {had}; wanted this model's and batch's, {wanted}"
+            with pytest.raises(ValueError, match=message):
                 both[1].update(torch.randn(shape), torch.randn(shape), 0)
             assert_same(both[1], both[0])
 

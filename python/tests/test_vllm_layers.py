@@ -138,7 +138,8 @@ def test_cache_of_another_float_type():
     total = made.past.numel() + sum(NEW)
     key, value, query = made.random(total, HK, D), made.random(total, HK, D), made.random(sum(NEW) + 3, HQ, D)
     key, value = key.bfloat16().float(), value.bfloat16().float()
-    outs = [run(_vllm_attention.Impl, made, {}, key, value, query, torch.zeros(made.cache, dtype=t)) for t in (torch.float32, torch.bfloat16)]
+    caches = (torch.zeros(made.cache, dtype=dtype) for dtype in (torch.float32, torch.bfloat16))
+    outs = [run(_vllm_attention.Impl, made, {}, key, value, query, cache) for cache in caches]
     torch.testing.assert_close(outs[1], outs[0], rtol=1e-5, atol=1e-5)
 
 
@@ -165,6 +166,7 @@ def test_refusals(monkeypatch):
         "a sliding window": {"sliding_window": 16},
         "ALiBi": {"alibi_slopes": [0.5] * HQ},
         "attention of the type encoder_decoder": {"attn_type": "encoder_decoder"},
+        "2 KV heads on a rank": {"num_kv_heads": 2},
         "another layer's cache": {"kv_sharing_target_layer_name": "model.layers.0"},
     }
     for what, features in refused.items():
@@ -185,7 +187,8 @@ class Ranks:
     """Ranks of a group that are threads of this process."""
 
     def __init__(self, size):
-        self.world_size, self.slots, self.barrier, self.own = size, [None] * size, threading.Barrier(size, timeout=60), threading.local()
+        self.world_size, self.slots = size, [None] * size
+        self.barrier, self.own = threading.Barrier(size, timeout=60), threading.local()
 
     @property
     def rank_in_group(self):
@@ -232,8 +235,8 @@ def test_decode_context_parallelism(monkeypatch, exchange, new, past, features, 
     """Two ranks, each with half of the query heads and half of the keys, against one that has all."""
     size = 2
     ranks = Ranks(size)
-    for name in ("get_dcp_group", "dist"):
-        monkeypatch.setattr(_vllm_shards, name, (lambda: ranks) if name == "get_dcp_group" else ranks)
+    monkeypatch.setattr(_vllm_shards, "get_dcp_group", lambda: ranks)
+    monkeypatch.setattr(_vllm_shards, "dist", ranks)
     generator = torch.Generator().manual_seed(0)
     lengths, borders = torch.tensor(new) + torch.tensor(past), torch.tensor([0, *new]).cumsum(0).int()
     n, pages = sum(new), 4
@@ -297,6 +300,24 @@ def test_encoder(window):
         wanted = torch.nn.functional.scaled_dot_product_attention(q[None], k[None], v[None], mask, enable_gqa=True)[0]
         torch.testing.assert_close(out[begin : begin + rows], wanted.transpose(0, 1), rtol=1e-5, atol=1e-5)
         begin += rows
+
+
+def test_cross_attention():
+    """Keys of an encoder: written in the first step, read in the next one, which has none."""
+    generator = torch.Generator().manual_seed(0)
+    lengths, new = [37, 5], [3, 1]
+    key, value, query = (torch.randn(n, h, D, generator=generator) for n, h in ((42, HK), (42, HK), (4, HQ)))
+    table = torch.tensor([[3, 0], [2, 1]], dtype=torch.int32)
+    slots = torch.cat([table[i, torch.arange(n) // PAGE].long() * PAGE + torch.arange(n) % PAGE for i, n in enumerate(lengths)])
+    impl, cache = layer_of(_vllm_attention.Impl, attn_type="encoder_decoder"), torch.zeros(4, HK, PAGE, 2 * D)
+    borders, seq_lens = torch.tensor([0, *new]).cumsum(0).int(), torch.tensor(lengths, dtype=torch.int32)
+    for keys, values, places in ((key, value, slots), (None, None, slots[:0])):
+        m = _vllm_attention.Metadata(4, 3, borders, 37, seq_lens, table, places, None, causal=False)
+        out = impl.forward(None, query, keys, values, cache, m, torch.empty(4, HQ, D))
+        for rows, those in ((slice(0, 3), slice(0, 37)), (slice(3, 4), slice(37, 42))):
+            q, k, v = (x.transpose(0, 1)[None] for x in (query[rows], key[those], value[those]))
+            wanted = torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)[0].transpose(0, 1)
+            torch.testing.assert_close(out[rows], wanted, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("lse", [False, True])

@@ -30,6 +30,24 @@ MODELS = {
     ),
     "bloom": ("Bloom", {"n_layer": 2, "n_head": 4}),  # ALiBi
     "bert": ("Bert", {}),  # an encoder
+    "whisper": (  # an encoder of two seconds of sound, and cross attention
+        "Whisper",
+        {
+            "d_model": 128,
+            "encoder_layers": 2,
+            "decoder_layers": 2,
+            "encoder_attention_heads": 4,
+            "decoder_attention_heads": 4,
+            "encoder_ffn_dim": 256,
+            "decoder_ffn_dim": 256,
+            "num_mel_bins": 8,
+            "max_source_positions": 100,
+            "max_target_positions": 64,
+            "decoder_start_token_id": 3,
+            "suppress_tokens": [],
+            "begin_suppress_tokens": [],
+        },
+    ),
     "deepseek": (
         "DeepseekV3",
         {
@@ -71,12 +89,19 @@ def make(model: str, folder: str, dtype: torch.dtype = torch.float32) -> str:
     kind, sizes = MODELS[model]
     torch.manual_seed(0)
     config = getattr(transformers, f"{kind}Config")(**(_COMMON | sizes))
-    made = getattr(transformers, f"{kind}Model" if kind == "Bert" else f"{kind}ForCausalLM")(config)
+    task = {"Bert": "Model", "Whisper": "ForConditionalGeneration"}.get(kind, "ForCausalLM")
+    made = getattr(transformers, kind + task)(config)
     with torch.no_grad():
         for name, parameter in made.named_parameters():
             if parameter.dim() > 1:  # wide enough for logits without near-ties; where tied, small, or tokens repeat themselves
                 parameter.normal_(std=0.02 if "embed" in name else 0.08)
     made.to(dtype).save_pretrained(folder)
+    if kind == "Whisper":
+        special = {"unk_token": "t0", "pad_token": "t0", "bos_token": "t1", "eos_token": "t2"}
+        tokenizer = transformers.WhisperTokenizer(vocab={f"t{i}": i for i in range(VOCABULARY)}, merges=[], **special)
+        sound = transformers.WhisperFeatureExtractor(feature_size=8, chunk_length=2)
+        transformers.WhisperProcessor(sound, tokenizer).save_pretrained(folder)
+        return folder
     words = Tokenizer(models.WordLevel({f"t{i}": i for i in range(VOCABULARY)}, unk_token="t0"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer = transformers.PreTrainedTokenizerFast(

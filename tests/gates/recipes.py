@@ -38,7 +38,7 @@ EXAMPLES = [
     ("A KV layout", r"\bgathered\b|KV_GATHERED|\bkv_counts\b|\bpages_stride_token\b",
      r"/(kind_gathered|layout_gathered|attention/lists|cpu_gathered)\.[ch]pp$",
      ["python/rapt/_distributed", "python/rapt/_sparse_torch.py"]),
-    ("An element type", r"(?i)\bf8e5m2\b|RAPT_F8E5M2", None, []),
+    ("An element type", r"(?i)\bf8e5m2\b|RAPT_F8E5M2", None, ["python/rapt/_vllm_attention.py"]),  # vLLM has no other types
 ]
 
 
@@ -51,7 +51,7 @@ def operation(name, *exceptions):
 # Exceptions: its own files under other names, and files that use it.
 EXAMPLES += [
     operation("merge_states", "python/rapt/_cache.py", "python/rapt/_distributed_ring.py", "python/rapt/_model_fork.py",
-              "src/cuda/kernels/kernels.hpp", "tools/check.cpp", "tools/main.cpp"),
+              "python/rapt/_vllm_shards.py", "src/cuda/kernels/kernels.hpp", "tools/check.cpp", "tools/main.cpp"),
     operation("rotary_append_kv", "python/rapt/_cache.py", "python/rapt/_model_cache_place.py", "python/rapt/_model_rotary.py",
               "src/cuda/kernels/kernels.hpp"),
     operation("append_kv", "include/rapt/rotary_append_kv", "python/rapt/__init__.py", "python/rapt/_cache.py", "python/rapt/_codes.py",
