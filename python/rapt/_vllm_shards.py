@@ -59,7 +59,7 @@ def prepare(layer: Impl) -> None:
         "a sliding window": layer.sliding_window > 0,
         "ALiBi": layer.alibi_slopes is not None,
         f"attention of the type {layer.attn_type}": layer.attn_type != AttentionType.DECODER,
-        f"{layer.num_kv_heads} KV heads on a rank": layer.num_kv_heads != 1,  # the order of gathered query heads
+        f"{layer.num_kv_heads} KV heads on a rank": layer.num_kv_heads != 1,  # query heads of other ranks would read others
         "another layer's cache": layer.kv_sharing_target_layer_name is not None,
     }
     for what, here in has.items():
