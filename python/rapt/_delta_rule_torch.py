@@ -148,7 +148,7 @@ def _flops_of_backward(*given: Any, out_val: Any) -> Any:
     return _products((5, 8), 2, *given[2:12])
 
 
-def _checked(options: Options) -> Options:
+def checked(options: Options) -> Options:
     """What the operator's schema would refuse, in rapt.delta_rule's words."""
     checked: dict[str, Any] = {}
     for name, x in options._asdict().items():
@@ -203,7 +203,7 @@ def delta_rule(
     if final_state is not None and final_state.requires_grad and torch.is_grad_enabled():
         raise ValueError("final_state: got a tensor that requires grad; wanted one that does not")
     inputs = (*tensors, cu_seqlens)
-    options = _checked(Options(rule, scale, l2norm_qk, beta_sigmoid, beta_double, gate, gate_lower_bound, state_v_first))
+    options = checked(Options(rule, scale, l2norm_qk, beta_sigmoid, beta_double, gate, gate_lower_bound, state_v_first))
     writes = {"out": out, "final_state": final_state, "state_slots": state_slots}
     if grad and any(x is not None for x in writes.values()):
         name = next(name for name, x in writes.items() if x is not None)

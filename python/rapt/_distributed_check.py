@@ -6,6 +6,7 @@ options, and all of them raise if one differs. Every call does this: a rank cann
 
 from __future__ import annotations
 
+import hashlib
 import math
 import struct
 from typing import Any, NamedTuple
@@ -21,10 +22,11 @@ from rapt._distributed_parts import Options
 from rapt._scalars import Alignment, alignment, finite, integer, truth
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-METHODS = ("all_gather_attention", "ring_attention", "ulysses_attention", "unshard_sequence")
+METHODS = ("all_gather_attention", "ring_attention", "ulysses_attention", "unshard_sequence", "delta_rule", "decode_attention")
+_RULES = ("linear", "gated", "delta", "gated_delta")
 Group = Any  # a ProcessGroup, None for all processes
 Call = dict[str, Any]  # what must be the same on every rank, by the argument's name
-_LENGTH = 24  # entries, padded: ranks that call different methods can compare
+_LENGTH = 32  # entries, padded: ranks that call different methods can compare
 
 
 class Ranks(NamedTuple):
@@ -67,22 +69,38 @@ def ranks_of(group: Group) -> Ranks:
     return Ranks(group, rank, dist.get_world_size(group))
 
 
-def agree(ranks: Ranks, call: Call | None, error: Exception | None) -> None:
-    """Raises on every rank unless all of them make the same call. `error` is why this rank has none."""
+class Numbers(int):
+    """A hash of a small tensor's numbers, 0 for None: all ranks must give the same."""
+
+    @staticmethod
+    def of(x: Tensor | None) -> Numbers:
+        if x is None:
+            return Numbers(0)
+        held = x.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+        named = f"{x.dtype}{tuple(x.shape)}".encode()
+        return Numbers(int.from_bytes(hashlib.blake2b(named + held, digest_size=7).digest(), "little") or 1)
+
+    def __str__(self) -> str:
+        return f"a tensor with hash {int(self):014x}" if self else "None"
+
+
+def agree(ranks: Ranks, call: Call | None, error: Exception | None, own_size: int = 0) -> list[int]:
+    """Raises on every rank unless all of them make the same call. `error` is why this rank has none. Returns every
+    rank's own_size, which may differ."""
     if ranks.size == 1:
         if error is not None:
             raise error
-        return
-    own = [int(call is not None), *map(_number, (call or {}).values())]
-    own += [0] * (_LENGTH - len(own))
+        return [own_size]
+    own = [int(error is None), *map(_number, (call or {}).values())]
+    own += [0] * (_LENGTH - len(own)) + [own_size]
     device = "cuda" if dist.get_backend(ranks.group) == "nccl" else "cpu"
     every = ranks.gather(torch.tensor(own, dtype=torch.int64, device=device))
     if error is not None:
         raise error
     assert call is not None
     rows = every.view(ranks.size, -1).tolist()
-    if all(row == own for row in rows):
-        return
+    if all(row[:-1] == own[:-1] for row in rows):
+        return [row[-1] for row in rows]
     for rank, row in enumerate(rows):
         if row[0] == 0:
             raise ValueError(f"group: rank {rank} refuses its arguments, and says why; wanted valid ones on every rank")
@@ -91,6 +109,7 @@ def agree(ranks: Ranks, call: Call | None, error: Exception | None) -> None:
             if row[i] != rows[0][i]:
                 a, b = (_value(x, mine) for x in (rows[0][i], row[i]))
                 raise ValueError(f"{name}: got {a} on rank 0 and {b} on rank {rank}; wanted the same on every rank")
+    raise AssertionError("unreachable: rows differ")
 
 
 def attention_call(
@@ -153,7 +172,7 @@ def attention_call(
         rapt.explain(q, k, v, sinks=sinks, **keywords(options, options.offset if positional else None, alibi))
     call |= {"causal": causal, "align": options.offset, "window[0]": left, "window[1]": right}
     call |= {"scale": d**-0.5 if scale is None else scale, "softcap": math.inf if softcap is None else softcap}
-    call |= {"alibi": alibi is not None, "sinks": sinks is not None, "balanced": balanced, "requires_grad": gradients}
+    call |= {"alibi": Numbers.of(alibi), "sinks": Numbers.of(sinks), "balanced": balanced, "requires_grad": gradients}
     return call, options
 
 
@@ -190,7 +209,7 @@ def _window(window: Any) -> tuple[int, int]:
     return left, right
 
 
-_WORDS = (*METHODS, *sorted({str(x) for x in vars(torch).values() if isinstance(x, torch.dtype)}))
+_WORDS = (*METHODS, *_RULES, *sorted({str(x) for x in vars(torch).values() if isinstance(x, torch.dtype)}))
 
 
 def _number(x: Any) -> int:

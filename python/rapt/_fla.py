@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rapt._autocast import without_autocast
 from rapt._delta_rule_torch import delta_rule
 
 # Keywords that would change a result, with what they may be. Others are ignored, as flash-linear-attention does: models pass
 # on whatever they were given.
-_REFUSED = {"head_first": False, "return_intermediate_states": False, "cp_context": None, "transpose_state_layout": False}
+_REFUSED = {"head_first": False, "return_intermediate_states": False, "transpose_state_layout": False}
 
 
 def _check_keywords(keywords: dict[str, Any], state_v_first: bool) -> None:
@@ -28,6 +29,11 @@ def _check_keywords(keywords: dict[str, Any], state_v_first: bool) -> None:
             raise ValueError(f"{name}: got {value!r}; wanted {without}: rapt has no such thing")
     if state_v_first and "transpose_state_layout" in keywords:
         raise ValueError("transpose_state_layout: got one with state_v_first; wanted state_v_first alone")
+
+
+def _refuse_context(keywords: dict[str, Any]) -> None:
+    if keywords.get("cp_context") is not None:
+        raise ValueError("cp_context: got one; wanted None, or a chunk_ function: flash-linear-attention has it in these")
 
 
 def _check_shapes(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor | None, of_channels: bool) -> None:
@@ -99,8 +105,7 @@ def _gated_delta(
         A_log = dt_bias = lower_bound = None
     if initial_state is not None and initial_state.dtype != torch.bfloat16:
         initial_state = initial_state.float()
-    result = delta_rule(
-        *(q, k, v, g, beta),
+    given: dict[str, Any] = dict(
         scale=scale,
         initial_state=initial_state,
         return_state=output_final_state,
@@ -114,7 +119,31 @@ def _gated_delta(
         gate_lower_bound=lower_bound,
         state_v_first=state_v_first,
     )
+    context = keywords.get("cp_context")
+    if getattr(context, "group", context) is not None:
+        return _over_ranks(context, {"q": q, "k": k, "v": v, "g": g, "beta": beta, "rule": "gated_delta"} | given), None
+    result = delta_rule(q, k, v, g, beta, **given)
     return result if output_final_state else (result, None)
+
+
+@without_autocast
+def _over_ranks(context: Any, given: dict[str, Any]) -> Tensor:
+    """With flash-linear-attention's context of a rank: the offsets of the sequences in this rank's tokens, and the number of
+    earlier ranks on which the first of them lies."""
+    from rapt import _distributed_delta_rule as distributed
+    from rapt._distributed_check import ranks_of
+
+    for name in ("group", "cu_seqlens", "pre_num_ranks"):
+        if getattr(context, name, None) is None:
+            raise ValueError(f"cp_context: got one without {name}; wanted the result of build_cp_context()")
+    for argument, name in (("initial_state", "initial_state"), ("output_final_state", "return_state")):
+        if given[name] is not None and given[name] is not False:
+            raise ValueError(f"{argument}: got one with cp_context; wanted none: a rank has some of the sequences")
+    if given["cu_seqlens"] is not None:
+        raise ValueError("cu_seqlens: got a tensor with cp_context; wanted None: the context has this rank's")
+    place = distributed.Place(context.pre_num_ranks > 0, context.cu_seqlens.cpu())
+    out: Tensor = distributed.call(ranks_of(context.group), given, place)
+    return out
 
 
 def chunk_kda(
@@ -146,6 +175,8 @@ def chunk_kda(
     initial_state   float32 or bfloat16 [N, HV, K, V], N sequences. Default 0.
     cu_seqlens      int32 or int64 [N + 1], with B = 1: ragged sequences.
     dt_bias         Flat, [HV * K].
+    cp_context      Of fla.ops.cp.build_cp_context(): the tokens are this rank's part of the packed sequences of a
+                    process group, as for rapt.distributed.delta_rule. chunk_* functions only.
 
     Other arguments are flash-linear-attention's. Returns (out, state): out [B, T, HV, V] of q's type, and the final
     state, float32, or None. Gradients are those of rapt.torch.delta_rule. Raises TypeError or ValueError, which names
@@ -175,6 +206,7 @@ def fused_recurrent_kda(
     **keywords: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """fla.ops.kda.fused_recurrent_kda. See chunk_kda."""
+    _refuse_context(keywords)
     return _gated_delta(**locals(), of_channels=True)
 
 
@@ -231,6 +263,7 @@ def fused_recurrent_gated_delta_rule(
 
     g is [B, T, HV]; gk is a decay for each channel of K. Decays for channels of V (gv) are an error.
     """
+    _refuse_context(keywords)
     if gv is not None:
         raise ValueError("gv: got a tensor; wanted None: rapt has no decay for each channel of V")
     if gk is not None and use_gate_in_kernel:

@@ -1,9 +1,11 @@
-"""Attention over a sequence that is spread over the ranks of a torch.distributed group (context parallelism).
+"""Attention and the delta rule over a sequence that is spread over the ranks of a torch.distributed group (context
+parallelism).
 
     q, k, v = (rapt.distributed.shard_sequence(x, 2, balanced=True) for x in (q, k, v))     # this rank's part
     out = rapt.distributed.all_gather_attention(q, k, v, causal=True, balanced=True)        # gathers all keys
     out = rapt.distributed.ring_attention(q, k, v, causal=True, balanced=True)              # least memory
     out = rapt.distributed.ulysses_attention(q, k, v, causal=True, balanced=True)           # spreads the heads
+    out = rapt.distributed.delta_rule(q, k, v, g, beta)          # linear attention: parts in order, of any lengths
     whole = rapt.distributed.unshard_sequence(out.detach(), 2, balanced=True)
 
 Rank r of n holds part r of n parts of the sequence. With `balanced`, it holds chunks r and 2 n - 1 - r of 2 n chunks,
@@ -25,8 +27,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rapt import _refusals
+from rapt import _distributed_delta_rule, _refusals
 from rapt._autocast import without_autocast
+from rapt._delta_rule import Rule
 from rapt._distributed_check import Group, agree, attention_call, dimension, ranks_of, whole_call
 from rapt._distributed_gather import GatheredAttention
 from rapt._distributed_parts import in_sequence, spans
@@ -34,7 +37,7 @@ from rapt._distributed_ring import RingAttention
 from rapt._distributed_ulysses import UlyssesAttention, readers
 from rapt._scalars import Alignment, truth
 
-__all__ = ["all_gather_attention", "ring_attention", "shard_sequence", "ulysses_attention", "unshard_sequence"]
+__all__ = ["all_gather_attention", "delta_rule", "ring_attention", "shard_sequence", "ulysses_attention", "unshard_sequence"]
 
 
 @without_autocast
@@ -131,6 +134,54 @@ def ulysses_attention(
     """
     options = (causal, align, window, scale, softcap, alibi, sinks, balanced)
     return _attention("ulysses_attention", UlyssesAttention.apply, q, k, v, group, options, return_lse)
+
+
+@without_autocast
+def delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None = None,
+    beta: Tensor | None = None,
+    *,
+    rule: Rule = "gated_delta",
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    return_state: bool = False,
+    cu_seqlens: Tensor | None = None,
+    l2norm_qk: bool = False,
+    beta_sigmoid: bool = False,
+    beta_double: bool = False,
+    gate: bool = False,
+    a_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    gate_lower_bound: float | None = None,
+    state_v_first: bool = False,
+    group: Group = None,
+) -> Any:
+    """rapt.delta_rule over the whole sequence, for this rank's tokens. Each rank passes over its tokens once, and one
+    all-gather joins the states.
+
+    q, k, v, g, beta
+                    As for rapt.delta_rule, this rank's part: [b, t, heads, size]. Rank r has the tokens after those of
+                    rank r - 1. t may differ between ranks: x.tensor_split(ranks, 1)[rank] divides any length.
+    initial_state   The state before the whole sequence. Every rank gives one, and the first rank's counts: it gets the
+                    gradient, and the others get 0.
+    return_state    Returns (out, state): the state after the whole sequence, on every rank, float32, with gradients.
+    cu_seqlens      int32 or int64 [sequences + 1], the same on every rank: offsets into the tokens of all ranks, which
+                    are packed sequences. b is 1. Sequences may begin and end anywhere. initial_state and return_state
+                    are refused.
+    a_log, dt_bias  The same on every rank. Their gradients, and that of a g of [h], are those of this rank's tokens:
+                    sum them over ranks, as those of parameters.
+
+    The other options are those of rapt.delta_rule. Results are those of one process but for rounding: states are
+    float32, and what a part reads of a state is added in float32. With a delta in the rule, a head's state counts as
+    forgotten when its decays have multiplied it by less than 2^-64. The bits are the same in every run with the same
+    parts. Returns out [b, t, max(hq, h), V] of q's type. Raises TypeError or ValueError, naming the argument, on all
+    ranks. CPU only.
+    """
+    given = locals()
+    return _distributed_delta_rule.call(ranks_of(group), given)
 
 
 def shard_sequence(x: Tensor, dim: int, *, balanced: bool = False, group: Group = None) -> Tensor:

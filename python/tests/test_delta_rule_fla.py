@@ -110,7 +110,8 @@ def test_what_flash_linear_attention_has_and_rapt_has_not():
     t, of_channels = draw(decay="head"), draw()
     for function, given, message in [
         (rapt.torch.chunk_kda, {"head_first": True}, "head_first: got True; wanted False"),
-        (rapt.torch.chunk_kda, {"cp_context": "context"}, "cp_context: got 'context'; wanted None"),
+        (rapt.torch.chunk_kda, of_channels | {"cp_context": "context"}, "cp_context: got one without group; wanted"),
+        (rapt.torch.fused_recurrent_kda, of_channels | {"cp_context": "context"}, "cp_context: got one; wanted None, or a chunk_"),
         (rapt.torch.fused_recurrent_gated_delta_rule, {"gv": t["v"]}, "gv: got a tensor; wanted None"),
         (rapt.torch.chunk_kda, of_channels | {"use_gate_in_kernel": True}, "A_log: got None"),
         (rapt.torch.chunk_kda, of_channels | {"cu_seqlens": torch.tensor([0, 9])}, "q: got shape [2, 9, 2, 8] with cu_seqlens"),

@@ -10,13 +10,15 @@ if not torch.distributed.is_available():
     pytest.skip("PyTorch without torch.distributed", allow_module_level=True)
 
 import context_parallel_cases
+import distributed_delta_rule_cases
 from distributed_cases import CASES, FEW_ROWS, nothing_hangs, rank_main
 
 import rapt.distributed
 from rapt._distributed_kernel import padding
 from rapt._distributed_parts import Options, blocks, in_parts, in_sequence, spans
 
-CASES_OF = {2: CASES | context_parallel_cases.CASES, 3: CASES, 4: CASES}
+_ALL = CASES | distributed_delta_rule_cases.CASES
+CASES_OF = {2: _ALL | context_parallel_cases.CASES, 3: _ALL, 4: _ALL}
 
 
 @pytest.fixture(scope="module")

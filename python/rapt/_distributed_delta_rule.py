@@ -1,0 +1,214 @@
+"""rapt.distributed.delta_rule: each rank passes over its own tokens, and one all-gather of states joins the parts."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+import rapt
+from rapt import _refusals
+from rapt._delta_rule_torch import Options, checked
+from rapt._distributed_check import Call, Numbers, Ranks, agree
+from rapt._distributed_kernel import detached
+from rapt._distributed_state import Inputs, Part, Reads, moved, moved_back, no_transition, pass_without_state
+from rapt._scalars import truth
+
+_NAMES = ("q", "k", "v", "g", "beta", "a_log", "dt_bias")
+
+
+class Place(NamedTuple):
+    """Where a rank's tokens lie."""
+
+    continues: bool  # the first sequence has begun on a rank before this one
+    offsets: Tensor | None  # cu_seqlens of this rank's tokens; None: a batch of parts of sequences
+
+
+def call(ranks: Ranks, given: dict[str, Any], place: Place | None = None) -> Any:
+    """rapt.distributed.delta_rule. `given` has its arguments. `place` is where this rank's tokens lie, of callers that know
+    it; cu_seqlens is then None."""
+    made, error, x = None, None, None
+    try:
+        x, made = _checked(given)
+        if place is not None and (x.q.shape[0] != 1 or place.offsets is None or int(place.offsets[-1]) != x.q.shape[1]):
+            wanted = f"offsets up to this rank's {x.q.shape[1]} tokens, for a batch of 1"
+            raise ValueError(f"cu_seqlens: got {place.offsets} in the context; wanted {wanted}")
+    except Exception as refused:  # of any kind, or the other ranks would wait
+        error = refused
+    lengths = agree(ranks, made, error, 0 if x is None else x.q.shape[1])
+    assert x is not None
+    if given["cu_seqlens"] is not None:
+        place = _place(given["cu_seqlens"], lengths, ranks.rank)
+    elif place is None:
+        place = Place(ranks.rank > 0, None)
+    out, final = run(ranks, x, given["initial_state"], place, given["return_state"], given["state_v_first"])
+    return (out, final) if given["return_state"] else out
+
+
+def run(ranks: Ranks, x: Inputs, state: Tensor | None, place: Place, return_state: bool, v_first: bool = False) -> Any:
+    """out and the final state, of calls that all ranks make."""
+    state = state if state is None or not v_first else state.mT
+    apply: Any = _DeltaRule.apply
+    out, final = apply(*x[:7], state, x.options, ranks, place, return_state)
+    return out, final.mT.contiguous() if return_state and v_first else final
+
+
+class _DeltaRule(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *given: Any) -> tuple[Tensor, Tensor | None]:
+        *tensors, initial, options, ranks, place, return_state = given
+        x = Inputs._make((*tensors, options))
+        head = _continued(x, place)
+        out = x.q.new_empty((*x.q.shape[:2], max(x.q.shape[2], x.heads), x.v.shape[3]))
+        part = pass_without_state(x.tokens(0, head), out[:, :head]) if head else None
+        own, transition = _rest(x, head, place, initial, out, part)
+        states = _gathered(ranks, own, transition)
+        arrives = torch.zeros(x.state_shape, dtype=torch.float32)
+        for state, move in states[: ranks.rank]:
+            arrives = moved(move, arrives) + state
+        reads = [] if part is None else part.reads
+        for read in reads:
+            read.write(out, arrives)
+        final = None
+        if return_state:
+            final = arrives
+            for state, move in states[ranks.rank :]:
+                final = moved(move, final) + state
+        queries = [read.queries.to(x.q.dtype, copy=True) for read in reads] if any(ctx.needs_input_grad) else []
+        ctx.save_for_backward(*tensors, initial, arrives, transition, *queries)
+        ctx.call = options, ranks, place, return_state, [read[:4] for read in reads]
+        ctx.set_materialize_grads(False)
+        return out, final
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: Tensor | None, dfinal: Tensor | None) -> tuple[Any, ...]:
+        saved = detached(ctx.saved_tensors)
+        tensors, (initial, arrives, transition), queries = saved[:7], saved[7:10], saved[10:]
+        options, ranks, place, return_state, reads = ctx.call
+        x = Inputs._make((*tensors, options))
+        own = torch.zeros(x.state_shape, dtype=torch.float32)
+        if dout is not None:
+            for read, of_tokens in zip(reads, queries):
+                made = Reads._make((*read, of_tokens, None)).gradient(dout)
+                own.index_add_(1, torch.arange(x.heads) if read[2] is None else read[2], made)
+        sent = own
+        if return_state:
+            sent = torch.cat((own, torch.zeros_like(own) if dfinal is None else dfinal), -1)
+        states = _gathered(ranks, sent, transition)
+        gradient = torch.zeros(x.state_shape, dtype=torch.float32)  # of the state after the last rank, then before it
+        size = x.state_shape[3]
+        if return_state:
+            for state, _ in states:
+                gradient += state[..., size:]
+        for state, move in reversed(states[ranks.rank + 1 :]):
+            gradient = moved_back(move, gradient) + state[..., :size]
+        return *_gradients(ctx, x, place, initial, arrives, dout, gradient), *[None] * 4
+
+
+def _continued(x: Inputs, place: Place) -> int:
+    """The number of this rank's tokens that depend on an earlier rank."""
+    if not place.continues:
+        return 0
+    return x.q.shape[1] if place.offsets is None else int(place.offsets[1])
+
+
+def _rest(
+    x: Inputs, head: int, place: Place, initial: Tensor | None, out: Tensor, part: Part | None
+) -> tuple[Tensor, Tensor]:
+    """Computes tokens from `head` on. Returns U and M of all this rank's tokens."""
+    if part is not None and head == x.q.shape[1]:
+        return part.state, part.transition
+    if place.offsets is None:
+        return x.run(out, initial), no_transition(x)
+    offsets = place.offsets[1:] - head if head else place.offsets
+    return x.tokens(head, x.q.shape[1]).run(out[:, head:], cu_seqlens=offsets)[-1:], no_transition(x)
+
+
+def _gathered(ranks: Ranks, state: Tensor, transition: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """These of all ranks, in their order."""
+    sent = torch.cat((state, transition), -1)
+    parts = ranks.gather(sent).chunk(ranks.size)
+    return [(part[..., : state.shape[-1]], part[..., state.shape[-1] :]) for part in parts]
+
+
+def _gradients(
+    ctx: Any, x: Inputs, place: Place, initial: Tensor | None, arrives: Tensor, dout: Tensor | None, leaves: Tensor
+) -> list[Tensor | None]:
+    """Those of x's tensors and of the initial state, by the kernel, from the states at both ends of the part."""
+    names = [*_NAMES, "initial_state"]
+    want: Any = [name for name, wanted in zip(names, ctx.needs_input_grad) if wanted]
+    of_first = place.offsets is None and not place.continues  # it has the initial state itself
+    first, last = (initial if of_first else arrives), leaves
+    if place.offsets is not None:
+        count = place.offsets.shape[0] - 1
+        first, last = (y.new_zeros((count, *y.shape[1:])) for y in (arrives, leaves))
+        first[0], last[-1] = arrives[0] if place.continues else 0, leaves[0]
+    of_kernel = [name for name in want if name != "initial_state" or of_first]
+    given = x.arguments() | {"initial_state": first, "cu_seqlens": place.offsets, "dout": dout, "dfinal_state": last}
+    made = rapt.delta_rule_backward(**given, want=of_kernel)._asdict()
+    found = [made[f"d{name}"] for name in names]
+    if "initial_state" in want and not of_first:
+        assert initial is not None
+        found[-1] = torch.zeros_like(initial)
+    return found
+
+
+def _checked(given: dict[str, Any]) -> tuple[Inputs, Call]:
+    """A rank's inputs, and what must be the same on every rank. Raises what the kernel would, before any message."""
+    given = {name: x for name, x in given.items() if name != "group"}
+    tensors = {name: given[name] for name in (*_NAMES, "initial_state", "cu_seqlens")}
+    _refusals.check_tensors(tensors, "parts of a sequence as tensors", "the delta rule has no GPU kernels yet")
+    options = checked(Options(*(given[name] for name in Options._fields)))._asdict()
+    v_first, return_state = options.pop("state_v_first"), truth("return_state", given["return_state"])
+    for name in ("q", "k", "v"):
+        if tensors[name] is None or tensors[name].dim() != 4:
+            shape = "None" if tensors[name] is None else f"shape {list(tensors[name].shape)}"
+            raise ValueError(f"{name}: got {shape}; wanted [b, t, heads, size]")
+    x = Inputs._make((*(tensors[name] for name in _NAMES), options))
+    b, t, hq, size = x.q.shape
+    if t == 0:
+        raise ValueError("q: got 0 tokens; wanted 1 or more on every rank")
+    for name in ("k", "v", "g", "beta"):
+        if tensors[name] is not None and tensors[name].dim() > 1 and tuple(tensors[name].shape[:2]) != (b, t):
+            raise ValueError(f"{name}: got shape {list(tensors[name].shape)}; wanted {b} sequences of {t} tokens, as q has")
+    state = tensors["initial_state"]
+    with torch.no_grad():  # all other errors of the kernel
+        rapt.delta_rule(**x.tokens(0, 0).arguments(), initial_state=state, state_v_first=v_first)
+    cu_seqlens = tensors["cu_seqlens"]
+    if cu_seqlens is not None:
+        _check_offsets(cu_seqlens, b)
+        for name, wrong in (("initial_state", state is not None), ("return_state", return_state)):
+            if wrong:
+                raise ValueError(f"{name}: got one with cu_seqlens; wanted none: a rank has some of the sequences")
+    grads = [tensors[name] is not None and _refusals.needs_grad(tensors[name]) for name in (*_NAMES, "initial_state")]
+    call: Call = {"method": "delta_rule", "b": b, "hq": hq, "hk": x.k.shape[2], "hv": x.v.shape[2]}
+    call |= {"K": size, "V": x.v.shape[3], "requires_grad": any(grads), "initial_state": state is not None}
+    call |= {"g": 0 if x.g is None else x.g.dim(), "beta": x.beta is not None, "cu_seqlens": Numbers.of(cu_seqlens)}
+    call |= {"return_state": return_state, "state_v_first": v_first} | options
+    scale, lower = options["scale"], options["gate_lower_bound"]
+    return x, call | {"scale": size**-0.5 if scale is None else scale, "gate_lower_bound": 1.0 if lower is None else lower}
+
+
+def _check_offsets(cu_seqlens: Tensor, b: int) -> None:
+    if b != 1:
+        raise ValueError(f"q: got {b} sequences with cu_seqlens; wanted [1, t, heads, size]: this rank's share of all tokens")
+    if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 2 or cu_seqlens.dtype not in (torch.int32, torch.int64):
+        got = f"{cu_seqlens.dtype} of shape {list(cu_seqlens.shape)}"
+        raise ValueError(f"cu_seqlens: got {got}; wanted int32 or int64 [sequences + 1], of all ranks' tokens")
+    if int(cu_seqlens[0]) != 0 or bool((cu_seqlens.diff() < 0).any()):
+        raise ValueError("cu_seqlens: got offsets that fall or do not begin at 0; wanted 0 to the tokens of all ranks")
+
+
+def _place(cu_seqlens: Tensor, lengths: list[int], rank: int) -> Place:
+    """This rank's share of a packed batch."""
+    begin, total = sum(lengths[:rank]), sum(lengths)
+    end = begin + lengths[rank]
+    if int(cu_seqlens[-1]) != total:
+        wanted = f"{total}, the tokens of all ranks"
+        raise ValueError(f"cu_seqlens: got offsets up to {int(cu_seqlens[-1])}; wanted {wanted}")
+    starts = set(cu_seqlens.tolist())
+    inner = sorted(at - begin for at in starts if begin < at < end)
+    return Place(begin not in starts, torch.tensor([0, *inner, end - begin]))
