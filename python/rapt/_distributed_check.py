@@ -159,7 +159,7 @@ def attention_call(
     if gradients and not q.is_cpu:
         raise ValueError(f"q: got a tensor on {q.device} with gradients to record; wanted the cpu, or torch.no_grad()")
     causal = truth("causal", causal)
-    left, right = _window(window)
+    left, right = window_sides(window)
     positional = causal or left >= 0 or right >= 0 or alibi is not None
     kind, offset = alignment(align)
     if kind is None and sq != sk and positional:
@@ -197,7 +197,7 @@ def dimension(x: Tensor, dim: Any) -> int:
     return number % x.dim()
 
 
-def _window(window: Any) -> tuple[int, int]:
+def window_sides(window: Any) -> tuple[int, int]:
     if window is None:
         return -1, -1
     try:

@@ -27,7 +27,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rapt import _distributed_delta_rule, _refusals
+from rapt import _distributed_decode, _distributed_delta_rule, _refusals
+from rapt._attention import KvDtype
 from rapt._autocast import without_autocast
 from rapt._delta_rule import Rule
 from rapt._distributed_check import Group, agree, attention_call, dimension, ranks_of, whole_call
@@ -37,7 +38,15 @@ from rapt._distributed_ring import RingAttention
 from rapt._distributed_ulysses import UlyssesAttention, readers
 from rapt._scalars import Alignment, truth
 
-__all__ = ["all_gather_attention", "delta_rule", "ring_attention", "shard_sequence", "ulysses_attention", "unshard_sequence"]
+__all__ = [
+    "all_gather_attention",
+    "decode_attention",
+    "delta_rule",
+    "ring_attention",
+    "shard_sequence",
+    "ulysses_attention",
+    "unshard_sequence",
+]
 
 
 @without_autocast
@@ -182,6 +191,53 @@ def delta_rule(
     """
     given = locals()
     return _distributed_delta_rule.call(ranks_of(group), given)
+
+
+@without_autocast
+def decode_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    cache_seqlens: Tensor | None = None,
+    block_table: Tensor | None = None,
+    window: Sequence[int | None] | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    interleaved: bool = False,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+    k_zero: Tensor | None = None,
+    v_zero: Tensor | None = None,
+    k_tail: Tensor | None = None,
+    kv_dtype: KvDtype | None = None,
+    q_scale: Tensor | None = None,
+    group: Group = None,
+    return_lse: bool = False,
+) -> Any:
+    """Causal attention of a sequence's last tokens to a KV cache that is spread over ranks (decode context parallelism).
+
+    Each rank attends to its own keys. One all-gather of the results, float32 [b, hq, sq, dv + 1] per rank, merges them
+    in the order of ranks.
+
+    q               [b, hq, sq, d], the same on every rank: the last sq tokens of each sequence, whose keys are in the
+                    cache. An error says if it differs.
+    k, v            This rank's part of the cache, as for rapt.attention: plain, quantised, or pages with block_table.
+    cache_seqlens   int32 or int64 [b]: this rank's number of keys of each sequence, 0 or more. Default: all rows of k.
+    block_table     int32 or int64 [b, n]: this rank's pages of each sequence.
+    window          (left, 0): as for rapt.attention. Keys outside of it are read if any key of the rank is inside.
+    interleaved     Where the keys lie, which matters with a window or sq > 1. False: those of rank r follow those of
+                    rank r - 1. True: key j of rank r of n is the sequence's key j * n + r.
+    sinks           [hq], the same on every rank. They count once.
+    scale, softcap, k_scale, v_scale, k_zero, v_zero, k_tail, kv_dtype, q_scale
+                    As for rapt.attention.
+
+    Returns out [b, hq, sq, dv] of q's type, on every rank with the same bits, or (out, lse). Results are within the
+    bounds of rapt.attention. No gradients, CPU only. Raises TypeError or ValueError, naming the argument, on all ranks.
+    """
+    given = locals()
+    return _distributed_decode.call(ranks_of(group), given)
 
 
 def shard_sequence(x: Tensor, dim: int, *, balanced: bool = False, group: Group = None) -> Tensor:

@@ -10,6 +10,7 @@ if not torch.distributed.is_available():
     pytest.skip("PyTorch without torch.distributed", allow_module_level=True)
 
 import context_parallel_cases
+import distributed_decode_cases
 import distributed_delta_rule_cases
 from distributed_cases import CASES, FEW_ROWS, nothing_hangs, rank_main
 
@@ -17,7 +18,7 @@ import rapt.distributed
 from rapt._distributed_kernel import padding
 from rapt._distributed_parts import Options, blocks, in_parts, in_sequence, spans
 
-_ALL = CASES | distributed_delta_rule_cases.CASES
+_ALL = CASES | distributed_delta_rule_cases.CASES | distributed_decode_cases.CASES
 CASES_OF = {2: _ALL | context_parallel_cases.CASES, 3: _ALL, 4: _ALL}
 
 
