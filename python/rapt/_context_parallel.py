@@ -61,7 +61,7 @@ def attention(
     if not enable_gqa and query.shape[1] != key.shape[1]:
         wrong = f"key: got {key.shape[1]} heads; wanted query's {query.shape[1]}, or enable_gqa=True"
     if wrong:  # maybe on this rank only
-        agree(ranks_of(mesh.get_group()), None, ValueError(wrong))
+        agree(ranks_of(mesh.get_group(), "all_gather_attention"), None, ValueError(wrong))
     options = private._cp_options
     by_ring = options.rotate_method is private._RotateMethod.ALL_TO_ALL
     run: Any = distributed.ring_attention if by_ring else distributed.all_gather_attention

@@ -9,6 +9,8 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -18,8 +20,8 @@ from torch import Tensor
 import rapt
 from rapt import _refusals
 from rapt._distributed_kernel import keywords
-from rapt._distributed_parts import Options
-from rapt._scalars import Alignment, alignment, finite, integer, truth
+from rapt._distributed_parts import Options, Span, spans
+from rapt._scalars import alignment, finite, integer, truth
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 METHODS = ("all_gather_attention", "ring_attention", "ulysses_attention", "unshard_sequence", "delta_rule", "decode_attention")
@@ -33,6 +35,7 @@ class Ranks(NamedTuple):
     group: Any
     rank: int
     size: int
+    method: str  # the function of rapt.distributed that exchanges messages
 
     def peer(self, step: int) -> int:
         """The global number of the rank `step` after this one, in a ring."""
@@ -43,7 +46,8 @@ class Ranks(NamedTuple):
         if self.size == 1:
             return part
         parts = part.new_empty((part.shape[0] * self.size, *part.shape[1:]))
-        dist.all_gather_single(parts, part.contiguous(), group=self.group)
+        with self.messages():
+            dist.all_gather_single(parts, part.contiguous(), group=self.group)
         return parts
 
     def exchange(self, parts: Tensor) -> Tensor:
@@ -51,11 +55,25 @@ class Ranks(NamedTuple):
         if self.size == 1:
             return parts
         received = parts.new_empty(parts.shape)
-        dist.all_to_all_single(received, parts.contiguous(), group=self.group)
+        with self.messages():
+            dist.all_to_all_single(received, parts.contiguous(), group=self.group)
         return received
 
+    @contextmanager
+    def messages(self) -> Iterator[None]:
+        """For a block that exchanges messages: says which group has failed, and where."""
+        try:
+            yield
+        except RuntimeError as error:
+            ranks = dist.get_process_group_ranks(self.group)
+            named = ", ".join(map(str, ranks)) if self.size <= 16 else f"{ranks[0]} to {ranks[-1]}, {self.size} in all"
+            raise RuntimeError(
+                f"rapt.distributed.{self.method}: rank {self.rank} lost another rank of its group (ranks {named}). That rank has "
+                f"ended, raised an error or not called within the group's timeout. End all ranks. {error}"
+            ) from error
 
-def ranks_of(group: Group) -> Ranks:
+
+def ranks_of(group: Group, method: str) -> Ranks:
     if not (dist.is_available() and dist.is_initialized()):
         raise ValueError("group: got no process group; wanted torch.distributed.init_process_group() before this call")
     if group is not None and not isinstance(group, dist.ProcessGroup):
@@ -66,7 +84,7 @@ def ranks_of(group: Group) -> Ranks:
     rank = dist.get_rank(group)
     if rank < 0:
         raise ValueError("group: got a group without this process; wanted one that it is a member of")
-    return Ranks(group, rank, dist.get_world_size(group))
+    return Ranks(group, rank, dist.get_world_size(group), method)
 
 
 class Numbers(int):
@@ -108,27 +126,39 @@ def agree(ranks: Ranks, call: Call | None, error: Exception | None, own_size: in
         for rank, row in enumerate(rows):
             if row[i] != rows[0][i]:
                 a, b = (_value(x, mine) for x in (rows[0][i], row[i]))
-                raise ValueError(f"{name}: got {a} on rank 0 and {b} on rank {rank}; wanted the same on every rank")
+                hint = ": pad the sequence to a multiple of the ranks, twice that if balanced" if name in ("sq", "sk") else ""
+                raise ValueError(f"{name}: got {a} on rank 0 and {b} on rank {rank}; wanted the same on every rank{hint}")
     raise AssertionError("unreachable: rows differ")
 
 
-def attention_call(
-    method: str,
-    ranks: Ranks,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    causal: bool,
-    align: Alignment,
-    window: Any,
-    scale: float | None,
-    softcap: float | None,
-    alibi: Tensor | None,
-    sinks: Tensor | None,
-    balanced: bool,
-) -> tuple[Call, Options]:
-    """The call and its options. Raises TypeError or ValueError, naming the argument, also for what kernels refuse:
-    ranks must not raise between two messages."""
+class Request(NamedTuple):
+    """What the attention functions are given besides q, k and v."""
+
+    ranks: Ranks
+    options: Options
+    balanced: bool
+    alibi: Tensor | None
+    sinks: Tensor | None
+    with_lse: bool
+
+    def spans(self, x: Tensor, rank: int | None = None) -> list[Span]:
+        """Where a rank's rows of x, [b, h, s, d], lie in the sequence. Default: this rank's."""
+        return spans(self.ranks.rank if rank is None else rank, self.ranks.size, x.shape[2], self.balanced)
+
+    @property
+    def has_positions(self) -> bool:
+        """Whether it matters where a row lies among the keys."""
+        return self.options.positional or self.alibi is not None
+
+    def keywords(self, align: int | None) -> dict[str, Any]:
+        """Arguments of rapt.attention for a block of rows and keys."""
+        return keywords(self.options, align, self.alibi)
+
+
+def attention_call(ranks: Ranks, given: dict[str, Any]) -> tuple[Call, Request]:
+    """The call, and what is computed, of a function's arguments. Raises TypeError or ValueError, naming the argument, also
+    for what kernels refuse: ranks must not raise between two messages."""
+    q, k, v, alibi, sinks = (given[name] for name in ("q", "k", "v", "alibi", "sinks"))
     _refusals.check_tensors({"q": q, "k": k, "v": v, "alibi": alibi, "sinks": sinks}, "parts of a sequence as tensors")
     for name, x in {"q": q, "k": k, "v": v}.items():
         if x is None or x.dim() != 4:
@@ -140,13 +170,13 @@ def attention_call(
         raise ValueError(f"k: got shape {list(k.shape)}; wanted {b} sequences of heads of {d}, as q has")
     if tuple(v.shape) != (b, hk, sk, dv):
         raise ValueError(f"v: got shape {list(v.shape)}; wanted [{b}, {hk}, {sk}, dv], as k has")
-    call = {"method": method, "dtype": str(q.dtype), "b": b, "hq": hq, "hk": hk, "sq": sq, "sk": sk, "d": d, "dv": dv}
+    call: Call = {"method": ranks.method, "dtype": str(q.dtype), "b": b, "hq": hq, "hk": hk, "sq": sq, "sk": sk, "d": d, "dv": dv}
     for name, size in list(call.items())[2:]:
         if size == 0:
             raise ValueError(f"{name}: got 0; wanted 1 or more on every rank")
     if hq % hk != 0:
         raise ValueError(f"k: got {hk} heads; wanted a divisor of q's {hq}")
-    balanced = truth("balanced", balanced)
+    balanced, with_lse = (truth(name, given[name]) for name in ("balanced", "return_lse"))
     for name, rows in (("q", q.shape[2]), ("k", sk)):
         if balanced and rows % 2 != 0:
             raise ValueError(f"{name}: got {rows} rows in a balanced part; wanted an even number, for two chunks")
@@ -158,35 +188,35 @@ def attention_call(
     gradients = _refusals.needs_grad(q, k, v)
     if gradients and not q.is_cpu:
         raise ValueError(f"q: got a tensor on {q.device} with gradients to record; wanted the cpu, or torch.no_grad()")
-    causal = truth("causal", causal)
-    left, right = window_sides(window)
+    causal = truth("causal", given["causal"])
+    left, right = window_sides(given["window"])
     positional = causal or left >= 0 or right >= 0 or alibi is not None
-    kind, offset = alignment(align)
+    kind, offset = alignment(given["align"])
     if kind is None and sq != sk and positional:
         raise ValueError(f'align: got None for {sq} and {sk} rows; wanted "top_left", "bottom_right" or an offset')
     if kind == "bottom_right":
         offset = (sk - sq) * ranks.size
-    scale, softcap = finite("scale", scale), finite("softcap", softcap)
+    scale, softcap = (finite(name, given[name]) for name in ("scale", "softcap"))
     options = Options(causal, offset if positional else 0, left, right, scale, softcap)
     with torch.no_grad():
         rapt.explain(q, k, v, sinks=sinks, **keywords(options, options.offset if positional else None, alibi))
     call |= {"causal": causal, "align": options.offset, "window[0]": left, "window[1]": right}
     call |= {"scale": d**-0.5 if scale is None else scale, "softcap": math.inf if softcap is None else softcap}
-    call |= {"alibi": Numbers.of(alibi), "sinks": Numbers.of(sinks), "balanced": balanced, "requires_grad": gradients}
-    return call, options
+    call |= {"alibi": Numbers.of(alibi), "sinks": Numbers.of(sinks), "balanced": balanced, "requires_grad": gradients, "return_lse": with_lse}
+    return call, Request(ranks, options, balanced, alibi, sinks, with_lse)
 
 
-def whole_call(method: str, x: Tensor, dim: Any, balanced: Any) -> tuple[Call, int]:
+def whole_call(x: Tensor, dim: Any, balanced: Any) -> tuple[Call, int]:
     """The call of a function that joins the parts of all ranks along `dim`, and dim counted from 0."""
     _refusals.check_tensors({"x": x}, "a tensor")
     dim = dimension(x, dim)
     if truth("balanced", balanced) and x.shape[dim] % 2 != 0:
         raise ValueError(f"x: got {x.shape[dim]} rows in a balanced part; wanted an even number, for two chunks")
     if _refusals.needs_grad(x):
-        raise ValueError(f"x: got a tensor that requires grad; wanted x.detach(): {method} has no gradients")
+        raise ValueError(f"x: got a tensor that requires grad; wanted x.detach(): unshard_sequence has no gradients")
     if x.dim() > 16:
         raise ValueError(f"x: got {x.dim()} dimensions; wanted 16 or fewer")
-    call: Call = {"method": method, "dtype": str(x.dtype), "dimensions": x.dim(), "dim": dim, "balanced": balanced}
+    call: Call = {"method": "unshard_sequence", "dtype": str(x.dtype), "dimensions": x.dim(), "dim": dim, "balanced": balanced}
     return call | {f"x.shape[{i}]": size for i, size in enumerate(x.shape)}, dim
 
 

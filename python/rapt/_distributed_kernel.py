@@ -83,19 +83,23 @@ def padding(
     """
     b, hq, hk, sq, sk, d, dv = shape
 
-    def kernel(count: int) -> tuple[Any, ...]:
+    def explained(count: int, keys: int, entry: str | None = None) -> Any:
         one = torch.empty(1, dtype=dtype)
         numbers = one.float().expand(hq)
-        shown = rapt.explain(
+        return rapt.explain(
             one.expand(b, hq, count, d),
-            one.expand(b, hk, sk, d),
-            one.expand(b, hk, sk, dv),
+            one.expand(b, hk, keys, d),
+            one.expand(b, hk, keys, dv),
             sinks=numbers if has_sinks else None,
+            threads=1,
+            kernel=entry,
             **keywords(options, options.offset, numbers if has_alibi else None),
         )
-        text = str(shown)
-        kernels = [line for line in text.splitlines() if line.startswith("kernels")]
-        return shown.entry, kernels, " splits" in text
+
+    def kernel(count: int) -> tuple[Any, ...]:
+        shown = explained(count, sk)
+        # On one thread, keys add work items only if they are split, and one key is not.
+        return shown.entry, shown.candidates, shown.work_items > explained(count, 1, shown.entry).work_items
 
     wanted = kernel(sq)
     if wanted[-1]:  # the keys of each split depend on the number of rows and on the keys that all of them see

@@ -10,35 +10,25 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 import rapt
-from rapt._distributed_check import Ranks
-from rapt._distributed_kernel import backward, detached, forward, halves, joined, keywords
-from rapt._distributed_parts import Block, Options, Span, blocks, spans
+from rapt._distributed_check import Ranks, Request
+from rapt._distributed_kernel import backward, detached, forward, halves, joined
+from rapt._distributed_parts import Block, Span, blocks
 
 
 class RingAttention(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        alibi: Tensor | None,
-        sinks: Tensor | None,
-        ranks: Ranks,
-        options: Options,
-        balanced: bool,
-    ) -> tuple[Tensor, Tensor]:
-        own = spans(ranks.rank, ranks.size, q.shape[2], balanced)
-        states: list[tuple[Tensor, Tensor] | None] = [_sink_state(q, v, span, sinks) for span in own]
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, request: Request) -> tuple[Tensor, Tensor]:
+        ranks, own = request.ranks, request.spans(q)
+        states: list[tuple[Tensor, Tensor] | None] = [_sink_state(q, v, span, request.sinks) for span in own]
         kv = joined(k, v).contiguous()
         for step in range(ranks.size):
             travel = _Exchange(ranks)
             arriving = travel.pass_on(kv) if step + 1 < ranks.size else kv
             keys, values = halves(kv, k.shape[3])
-            for block in _blocks(own, k, ranks, step, options, balanced, alibi):
+            for block in _blocks(own, k, request, step):
                 rows, taken = _rows(own, block), slice(block.begin, block.end)
-                given = keywords(options, block.align, alibi)
-                out, lse = forward(q[:, :, rows], keys[:, :, taken], values[:, :, taken], torch.float32, **given)
+                some = q[:, :, rows], keys[:, :, taken], values[:, :, taken]
+                out, lse = forward(*some, torch.float32, **request.keywords(block.align))
                 for i in range(block.first, block.last):
                     at = slice(own[i].begin - rows.start, own[i].end - rows.start)
                     states[i] = _merged(states[i], out[:, :, at], lse[:, :, at])
@@ -47,17 +37,17 @@ class RingAttention(torch.autograd.Function):
         parts = [_empty_state(q, v, span) if state is None else state for state, span in zip(states, own)]
         out = torch.cat([part for part, _ in parts], 2).to(q.dtype)
         lse = torch.cat([part for _, part in parts], 2)
-        ctx.save_for_backward(q, k, v, alibi, out, lse)
-        ctx.call = ranks, options, balanced
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.request = request
         ctx.set_materialize_grads(False)
         return out, lse
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
-        q, k, v, alibi, out, lse = detached(ctx.saved_tensors)
-        ranks, options, balanced = ctx.call
-        own = spans(ranks.rank, ranks.size, q.shape[2], balanced)
+        q, k, v, out, lse = detached(ctx.saved_tensors)
+        request = ctx.request
+        ranks, own = request.ranks, request.spans(q)
         dout = torch.zeros_like(out) if dout is None else dout
         dq = torch.zeros(q.shape, dtype=torch.float32)
         kv = joined(k, v).contiguous()
@@ -71,11 +61,11 @@ class RingAttention(torch.autograd.Function):
             arriving = travel.pass_on(kv) if step + 1 < ranks.size else kv
             keys, values = halves(kv, k.shape[3])
             dkv = torch.zeros(kv.shape, dtype=torch.float32)
-            for block in _blocks(own, k, ranks, step, options, balanced, alibi):
+            for block in _blocks(own, k, request, step):
                 rows, taken = _rows(own, block), slice(block.begin, block.end)
                 of_rows = None if dlse is None else dlse[:, :, rows]
                 some = (dout[:, :, rows], of_rows, q[:, :, rows], keys[:, :, taken], values[:, :, taken])
-                given = keywords(options, block.align, alibi)
+                given = request.keywords(block.align)
                 dq_part, dkv_part = backward(*some, out[:, :, rows], lse[:, :, rows], **given)
                 dq[:, :, rows] += dq_part
                 dkv[:, :, taken] += dkv_part
@@ -88,7 +78,7 @@ class RingAttention(torch.autograd.Function):
             kv = arriving
         home.wait()
         dk, dv = halves(dkv if home.arriving is None else home.arriving, k.shape[3])
-        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), *[None] * 5
+        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None
 
 
 class _Exchange:
@@ -108,20 +98,20 @@ class _Exchange:
         self.arriving = arriving
         there = dist.P2POp(dist.isend, x, self.ranks.peer(1), self.ranks.group)
         back = dist.P2POp(dist.irecv, arriving, self.ranks.peer(-1), self.ranks.group)
-        self.work = dist.batch_isend_irecv([there, back])
+        with self.ranks.messages():
+            self.work = dist.batch_isend_irecv([there, back])
         return arriving
 
     def wait(self) -> None:
-        for work in self.work:
-            work.wait()
+        with self.ranks.messages():
+            for work in self.work:
+                work.wait()
         self.sent = None
 
 
-def _blocks(
-    own: list[Span], k: Tensor, ranks: Ranks, step: int, options: Options, balanced: bool, alibi: Tensor | None
-) -> list[Block]:
-    source = (ranks.rank - step) % ranks.size
-    return blocks(own, spans(source, ranks.size, k.shape[2], balanced), options, alibi is not None)
+def _blocks(own: list[Span], k: Tensor, request: Request, step: int) -> list[Block]:
+    source = (request.ranks.rank - step) % request.ranks.size
+    return blocks(own, request.spans(k, source), request.options, request.alibi is not None)
 
 
 def _rows(own: list[Span], block: Block) -> slice:

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from rapt._distributed_check import Ranks
+from rapt._distributed_check import Ranks, Request
 from rapt._distributed_kernel import backward, detached, forward, halves, keywords
-from rapt._distributed_parts import Options, in_parts, in_sequence
+from rapt._distributed_parts import in_parts, in_sequence
 
 
 def readers(hq: int, hk: int, size: int) -> int:
@@ -27,48 +27,38 @@ class UlyssesAttention(torch.autograd.Function):
     """One function for the kernel and all exchanges: ranks exchange the same tensors, whatever their losses depend on."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        alibi: Tensor | None,
-        sinks: Tensor | None,
-        ranks: Ranks,
-        options: Options,
-        balanced: bool,
-        with_lse: bool,
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, request: Request) -> tuple[Tensor, Tensor | None]:
+        ranks, options, balanced, alibi, sinks, with_lse = request
         copies = readers(q.shape[1], k.shape[1], ranks.size)
         if copies > 1:
             k, v = k.repeat_interleave(copies, 1), v.repeat_interleave(copies, 1)
         q, k, v = (_to_heads(x, ranks, balanced) for x in (q, k, v))
         own = slice(ranks.rank * q.shape[1], (ranks.rank + 1) * q.shape[1])
         slopes, logits = (None if x is None else x[own] for x in (alibi, sinks))
-        given = keywords(options, options.offset if options.positional or slopes is not None else None, slopes)
+        given = keywords(options, options.offset if request.has_positions else None, slopes)
         out, lse = forward(q, k, v, q.dtype, sinks=logits, **given)
-        ctx.save_for_backward(q, k, v, logits, out, lse)
-        ctx.call = ranks, balanced, with_lse, copies, given
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.call = request, copies, given | {"sinks": logits}
         ctx.set_materialize_grads(False)
         return _to_rows(out, ranks, balanced), _to_rows(lse[..., None], ranks, balanced)[..., 0] if with_lse else None
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
-        q, k, v, sinks, out, lse = detached(ctx.saved_tensors)
-        ranks, balanced, with_lse, copies, given = ctx.call
+        q, k, v, out, lse = detached(ctx.saved_tensors)
+        (ranks, _, balanced, *_, with_lse), copies, given = ctx.call
         b, h, s, width = out.shape
         rows = b, h * ranks.size, s // ranks.size
         dout = _to_heads(out.new_zeros((*rows, width)) if dout is None else dout, ranks, balanced)
         if with_lse:
             dlse = lse.new_zeros(rows) if dlse is None else dlse
             dlse = _to_heads(dlse[..., None], ranks, balanced)[..., 0]
-        dq, dkv = backward(dout, dlse, q, k, v, out, lse, sinks=sinks, **given)
+        dq, dkv = backward(dout, dlse, q, k, v, out, lse, **given)
         made = zip((dq, *halves(dkv, k.shape[3])), (q, k, v))
         dq, dk, dv = (_to_rows(grad.to(x.dtype), ranks, balanced) for grad, x in made)
         if copies > 1:
             dk, dv = (x.reshape(b, -1, copies, *x.shape[2:]).sum(2) for x in (dk, dv))
-        return dq, dk, dv, *[None] * 6
+        return dq, dk, dv, None
 
 
 def _to_heads(x: Tensor, ranks: Ranks, balanced: bool) -> Tensor:

@@ -142,7 +142,7 @@ def _over_ranks(context: Any, given: dict[str, Any]) -> Tensor:
     if given["cu_seqlens"] is not None:
         raise ValueError("cu_seqlens: got a tensor with cp_context; wanted None: the context has this rank's")
     place = distributed.Place(context.pre_num_ranks > 0, context.cu_seqlens.cpu())
-    out: Tensor = distributed.call(ranks_of(context.group), given, place)
+    out: Tensor = distributed.call(ranks_of(context.group, "delta_rule"), given, place)
     return out
 
 

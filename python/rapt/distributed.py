@@ -84,8 +84,7 @@ def all_gather_attention(
     Memory for the keys and values of the whole sequence is used during a call only: the backward gathers them again.
     Returns [b, hq, sq, dv] of q's type. Raises TypeError or ValueError, naming the argument, on all ranks.
     """
-    options = (causal, align, window, scale, softcap, alibi, sinks, balanced)
-    return _attention("all_gather_attention", GatheredAttention.apply, q, k, v, group, options, return_lse)
+    return _attention("all_gather_attention", GatheredAttention.apply, locals())
 
 
 @without_autocast
@@ -113,8 +112,7 @@ def ring_attention(
 
     Arguments, results and errors are those of all_gather_attention.
     """
-    options = (causal, align, window, scale, softcap, alibi, sinks, balanced)
-    return _attention("ring_attention", RingAttention.apply, q, k, v, group, options, return_lse)
+    return _attention("ring_attention", RingAttention.apply, locals())
 
 
 @without_autocast
@@ -141,8 +139,7 @@ def ulysses_attention(
 
     Arguments, results and errors are those of all_gather_attention.
     """
-    options = (causal, align, window, scale, softcap, alibi, sinks, balanced)
-    return _attention("ulysses_attention", UlyssesAttention.apply, q, k, v, group, options, return_lse)
+    return _attention("ulysses_attention", UlyssesAttention.apply, locals())
 
 
 @without_autocast
@@ -189,8 +186,7 @@ def delta_rule(
     parts. Returns out [b, t, max(hq, h), V] of q's type. Raises TypeError or ValueError, naming the argument, on all
     ranks. CPU only.
     """
-    given = locals()
-    return _distributed_delta_rule.call(ranks_of(group), given)
+    return _distributed_delta_rule.call(ranks_of(group, "delta_rule"), locals())
 
 
 @without_autocast
@@ -236,8 +232,7 @@ def decode_attention(
     Returns out [b, hq, sq, dv] of q's type, on every rank with the same bits, or (out, lse). Results are within the
     bounds of rapt.attention. No gradients, CPU only. Raises TypeError or ValueError, naming the argument, on all ranks.
     """
-    given = locals()
-    return _distributed_decode.call(ranks_of(group), given)
+    return _distributed_decode.call(ranks_of(group, "decode_attention"), locals())
 
 
 def shard_sequence(x: Tensor, dim: int, *, balanced: bool = False, group: Group = None) -> Tensor:
@@ -246,7 +241,7 @@ def shard_sequence(x: Tensor, dim: int, *, balanced: bool = False, group: Group 
     The size of `dim` must be a multiple of the number of ranks n, of 2 n if `balanced`. Sends no messages. Raises
     TypeError or ValueError, naming the argument.
     """
-    ranks = ranks_of(group)
+    ranks = ranks_of(group, "shard_sequence")
     _refusals.check_tensors({"x": x}, "a tensor")
     dim, balanced = dimension(x, dim), truth("balanced", balanced)
     unit = ranks.size * (2 if balanced else 1)
@@ -263,10 +258,10 @@ def unshard_sequence(x: Tensor, dim: int, *, balanced: bool = False, group: Grou
 
     Raises TypeError or ValueError, naming the argument, on all ranks, if their parts differ in shape or type.
     """
-    ranks = ranks_of(group)
+    ranks = ranks_of(group, "unshard_sequence")
     call, error = None, None
     try:
-        call, dim = whole_call("unshard_sequence", x, dim, balanced)
+        call, dim = whole_call(x, dim, balanced)
     except Exception as refused:  # of any kind, or the other ranks would wait
         error = refused
     agree(ranks, call, error)
@@ -274,28 +269,15 @@ def unshard_sequence(x: Tensor, dim: int, *, balanced: bool = False, group: Grou
     return in_sequence(parts, ranks.size, 0, balanced).movedim(0, dim).clone(memory_format=torch.contiguous_format)
 
 
-def _attention(
-    method: str,
-    run: Callable[..., Any],
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    group: Group,
-    given: tuple[Any, ...],
-    return_lse: bool,
-) -> Any:
-    ranks = ranks_of(group)
-    call, options, error = None, None, None
+def _attention(method: str, run: Callable[..., Any], given: dict[str, Any]) -> Any:
+    ranks = ranks_of(given["group"], method)
+    call, request, error = None, None, None
     try:
-        return_lse = truth("return_lse", return_lse)
-        call, options = attention_call(method, ranks, q, k, v, *given)
+        call, request = attention_call(ranks, given)
         if method == "ulysses_attention":
-            readers(q.shape[1], k.shape[1], ranks.size)
-        call["return_lse"] = return_lse
+            readers(call["hq"], call["hk"], ranks.size)
     except Exception as refused:  # of any kind, or the other ranks would wait
         error = refused
     agree(ranks, call, error)
-    *_, alibi, sinks, balanced = given
-    more = (return_lse,) if method == "ulysses_attention" else ()  # the other two have it anyway
-    out, lse = run(q, k, v, alibi, sinks, ranks, options, balanced, *more)
-    return (out, lse) if return_lse else out
+    out, lse = run(given["q"], given["k"], given["v"], request)
+    return (out, lse) if given["return_lse"] else out

@@ -223,12 +223,17 @@ def disagreements(rank, ranks):
     for method in METHODS:
         cut = slice(0, -1) if last else slice(None)
         rows = 48 // ranks
-        with raises(ValueError, f"sk: got {rows} on rank 0 and {rows - 1} on rank {ranks - 1}; wanted the same"):
+        with raises(ValueError, f"sk: got {rows} on rank 0 and {rows - 1} on rank {ranks - 1}; wanted the same on every rank: pad"):
             method(q, k[:, :, cut], v[:, :, cut])
         with raises(ValueError, f"causal: got False on rank 0 and True on rank {ranks - 1}"):
             method(q, k, v, causal=last, align=0)
         with raises(ValueError, f"scale: got 0.5 on rank 0 and 0.25 on rank {ranks - 1}"):
             method(q, k, v, scale=0.25 if last else 0.5)
+        for name in ("alibi", "sinks"):
+            with raises(ValueError, f"{name}: got a tensor with hash"):
+                method(q, k, v, **{name: SINKS + last})
+            with raises(ValueError, f"{name}: got None on rank 0 and a tensor with hash"):
+                method(q, k, v, **{name: SINKS if last else None})
         with raises(ValueError, "k: got shape" if last else f"group: rank {ranks - 1} refuses its arguments"):
             method(q, k[0] if last else k, v)
         with raises(TypeError if last else ValueError, "v: got torch.float16" if last else "refuses its arguments"):
@@ -283,12 +288,13 @@ def nothing_hangs(rank, ranks):
     last = rank == ranks - 1
     if not last:
         begin = time.monotonic()
-        with raises(RuntimeError, ""):
+        named = ", ".join(map(str, range(ranks)))
+        with raises(RuntimeError, f"ring_attention: rank {rank} lost another rank of its group (ranks {named})"):
             ring_attention(q, k, v, group=groups[0])
         assert time.monotonic() - begin < 30
     dist.barrier()
     dies = mock.patch.object(_distributed_ring, "forward", lambda *args, **given: os._exit(0))
-    with dies if last else contextlib.nullcontext(), raises(RuntimeError, ""):
+    with dies if last else contextlib.nullcontext(), raises(RuntimeError, "rapt.distributed.ring_attention: rank"):
         ring_attention(q, k, v, group=groups[1])
         ring_attention(q, k, v, group=groups[1])  # a rank may have had all messages of the first call
 
