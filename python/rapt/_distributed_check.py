@@ -227,6 +227,22 @@ def dimension(x: Tensor, dim: Any) -> int:
     return number % x.dim()
 
 
+def check_offsets(cu_seqlens: Tensor) -> None:
+    if not isinstance(cu_seqlens, Tensor):
+        raise TypeError(f"cu_seqlens: got {type(cu_seqlens).__name__}; wanted a tensor")
+    if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 2 or cu_seqlens.dtype not in (torch.int32, torch.int64):
+        got = f"{cu_seqlens.dtype} of shape {list(cu_seqlens.shape)}"
+        raise ValueError(f"cu_seqlens: got {got}; wanted int32 or int64 [sequences + 1], of all ranks' tokens")
+    if int(cu_seqlens[0]) != 0 or bool((cu_seqlens.diff() < 0).any()):
+        raise ValueError("cu_seqlens: got offsets that fall or do not begin at 0; wanted 0 to the tokens of all ranks")
+
+
+def check_total(cu_seqlens: Tensor, total: int) -> None:
+    if int(cu_seqlens[-1]) != total:
+        got = f"offsets up to {int(cu_seqlens[-1])}"
+        raise ValueError(f"cu_seqlens: got {got}; wanted {total}, the tokens of all ranks")
+
+
 def window_sides(window: Any) -> tuple[int, int]:
     if window is None:
         return -1, -1

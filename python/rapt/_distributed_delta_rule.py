@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 import rapt
 from rapt import _refusals
 from rapt._delta_rule_torch import Options, checked
-from rapt._distributed_check import Call, Numbers, Ranks, agree
+from rapt._distributed_check import Call, Numbers, Ranks, agree, check_offsets, check_total
 from rapt._distributed_kernel import detached
 from rapt._distributed_state import Inputs, Part, Reads, moved, moved_back, no_transition, pass_without_state
 from rapt._scalars import truth
@@ -179,7 +179,9 @@ def _checked(given: dict[str, Any]) -> tuple[Inputs, Call]:
         rapt.delta_rule(**x.tokens(0, 0).arguments(), initial_state=state, state_v_first=v_first)
     cu_seqlens = tensors["cu_seqlens"]
     if cu_seqlens is not None:
-        _check_offsets(cu_seqlens, b)
+        check_offsets(cu_seqlens)
+        if b != 1:
+            raise ValueError(f"q: got {b} sequences with cu_seqlens; wanted [1, t, heads, size]: this rank's share of all tokens")
         for name, wrong in (("initial_state", state is not None), ("return_state", return_state)):
             if wrong:
                 raise ValueError(f"{name}: got one with cu_seqlens; wanted none: a rank has some of the sequences")
@@ -192,23 +194,11 @@ def _checked(given: dict[str, Any]) -> tuple[Inputs, Call]:
     return x, call | {"scale": size**-0.5 if scale is None else scale, "gate_lower_bound": 1.0 if lower is None else lower}
 
 
-def _check_offsets(cu_seqlens: Tensor, b: int) -> None:
-    if b != 1:
-        raise ValueError(f"q: got {b} sequences with cu_seqlens; wanted [1, t, heads, size]: this rank's share of all tokens")
-    if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 2 or cu_seqlens.dtype not in (torch.int32, torch.int64):
-        got = f"{cu_seqlens.dtype} of shape {list(cu_seqlens.shape)}"
-        raise ValueError(f"cu_seqlens: got {got}; wanted int32 or int64 [sequences + 1], of all ranks' tokens")
-    if int(cu_seqlens[0]) != 0 or bool((cu_seqlens.diff() < 0).any()):
-        raise ValueError("cu_seqlens: got offsets that fall or do not begin at 0; wanted 0 to the tokens of all ranks")
-
-
 def _place(cu_seqlens: Tensor, lengths: list[int], rank: int) -> Place:
     """This rank's share of a packed batch."""
     begin, total = sum(lengths[:rank]), sum(lengths)
     end = begin + lengths[rank]
-    if int(cu_seqlens[-1]) != total:
-        wanted = f"{total}, the tokens of all ranks"
-        raise ValueError(f"cu_seqlens: got offsets up to {int(cu_seqlens[-1])}; wanted {wanted}")
+    check_total(cu_seqlens, total)
     starts = set(cu_seqlens.tolist())
     inner = sorted(at - begin for at in starts if begin < at < end)
     return Place(begin not in starts, torch.tensor([0, *inner, end - begin]))

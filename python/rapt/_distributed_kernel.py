@@ -25,7 +25,7 @@ def keywords(options: Options, align: int | None, alibi: Tensor | None) -> dict[
 
 def forward(q: Tensor, k: Tensor, v: Tensor, dtype: torch.dtype, **given: Any) -> tuple[Tensor, Tensor]:
     """out of `dtype`, and lse. Partial results should be float32: merging rounds again."""
-    out = q.new_empty((*q.shape[:3], v.shape[3]), dtype=dtype)
+    out = q.new_empty((*q.shape[:-1], v.shape[-1]), dtype=dtype)
     result: tuple[Tensor, Tensor] = rapt.attention(q, k, v, out=out, return_lse=True, **given)
     return result
 
@@ -35,8 +35,8 @@ def backward(
 ) -> tuple[Tensor, Tensor]:
     """float32 gradients of q, and of joined(k, v). out and lse are those of all keys, of which k may be a part."""
     dq = torch.empty(q.shape, dtype=torch.float32)
-    dkv = torch.empty((*k.shape[:3], k.shape[3] + v.shape[3]), dtype=torch.float32)
-    dk, dv = halves(dkv, k.shape[3])
+    dkv = torch.empty((*k.shape[:-1], k.shape[-1] + v.shape[-1]), dtype=torch.float32)
+    dk, dv = halves(dkv, k.shape[-1])
     arguments = forward_arguments(q, k, v, out=out, **given)
     _core.attention_backward(arguments, (dout, lse, dlse, dq, dk, dv, None, None, None))
     return dq, dkv

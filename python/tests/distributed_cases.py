@@ -118,6 +118,35 @@ def empty_rows(rank, ranks):
         assert all(x.grad.isfinite().all() for x in mine)
 
 
+def packed(rank, ranks):
+    """Sequences that begin and end anywhere, one process's results and gradients."""
+    t = 24 * ranks
+    torch.manual_seed(4)
+    whole = [torch.randn(t, heads, size) for heads, size in ((4, 16), (2, 16), (2, 24))]
+    dout, dlse = torch.randn(t, 4, 24), torch.randn(t, 4)
+    options = ({"causal": True}, {}, {"causal": True, "window": (7, None), "alibi": SLOPES[:4]}, {"sinks": SINKS[:4]})
+    offsets = ([0, t], [0, 5, 5, 24, 30, t - 1, t], [0, t - 3, t])
+    for given, inner, dtype in itertools.product(options, offsets, (torch.float32, torch.bfloat16)):
+        cu_seqlens = torch.tensor(inner)
+        some = [x.to(dtype) for x in whole]
+        alone = given | {"cu_seqlens_q": cu_seqlens, "cu_seqlens_k": cu_seqlens}
+        out, lse = rapt.attention(*some, return_lse=True, **alone)
+        grads = rapt.attention_backward(dout.to(dtype), *some, out, lse, dlse=dlse, **alone)
+        mine = [shard_sequence(x, 0).requires_grad_() for x in some]
+        got, sums = all_gather_attention(*mine, cu_seqlens=cu_seqlens, return_lse=True, **given)
+        torch.autograd.backward([got, sums], [shard_sequence(x, 0) for x in (dout.to(dtype), dlse)])
+        pairs = [(got, out), (sums, lse), *zip((x.grad for x in mine), (grads.dq, grads.dk, grads.dv))]
+        bound = 1e-5 if dtype is torch.float32 else 4 * torch.finfo(dtype).eps
+        assert max(error(x, shard_sequence(y, 0)) for x, y in pairs) <= bound, (given, inner, dtype)
+    for wrong, message in (({"balanced": True}, "balanced: got"), ({"align": 0}, "align: got"), ({"window": (3, 0)}, "window: got")):
+        with raises(ValueError, message):
+            all_gather_attention(*mine, cu_seqlens=cu_seqlens, **wrong)
+    with raises(ValueError, f"cu_seqlens: got offsets up to {t + 1}; wanted {t}"):
+        all_gather_attention(*mine, cu_seqlens=torch.tensor([0, t + 1]))
+    with raises(ValueError, "cu_seqlens: got a tensor with hash"):
+        all_gather_attention(*mine, cu_seqlens=torch.tensor([0, 3 + (rank == 0), t]))
+
+
 def same_bits_again(rank, ranks):
     for method in METHODS:
         if not takes(method, SIZES["group"], ranks):
@@ -304,7 +333,7 @@ CASES = {
     for method in METHODS
     for dtype in (torch.float32, torch.bfloat16, torch.float16)
 }
-_OTHERS = (few_rows, empty_rows, same_bits_again, losses_that_differ, no_second_derivatives)
+_OTHERS = (few_rows, empty_rows, packed, same_bits_again, losses_that_differ, no_second_derivatives)
 for _case in (*_OTHERS, shards, ring_messages, disagreements, refusals):
     CASES[_case.__name__] = _case
 
