@@ -134,17 +134,31 @@ def test_embedding_server(random):
 
 
 def test_every_example_is_tested():
-    known = {"context_parallel", "deepseek_block", "embedding_server", "finetune_minilm", "kimi_linear_block", "quantised_chat"}
+    known = {"context_parallel", "deepseek_block", "embedding_server", "finetune_context_parallel", "finetune_minilm"}
+    known |= {"kimi_linear_block", "quantised_chat"}
     assert {path.stem for path in EXAMPLES.glob("*.py")} == known
 
 
-def test_context_parallel_by_torchrun():
+def by_torchrun(program, *options):
+    """What its first process prints."""
     torch = pytest.importorskip("torch")
     if not torch.distributed.is_available():
         pytest.skip("PyTorch without torch.distributed")
-    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    program = [str(EXAMPLES / "context_parallel.py"), "--tokens", "64", "--method", "ring_attention"]
-    done = subprocess.run([*run, *program], capture_output=True, text=True, timeout=300, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(EXAMPLES / f"{program}.py")]
+    done = subprocess.run([*run, *options], capture_output=True, text=True, timeout=300, env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
-    first, second = done.stdout.splitlines()
+    return done.stdout.splitlines()
+
+
+def test_context_parallel_by_torchrun():
+    first, second = by_torchrun("context_parallel", "--tokens", "64", "--method", "ring_attention")
     assert first.startswith("ring_attention: loss ") and second.startswith("context_parallel: loss ")
+
+
+def test_finetuning_over_processes():
+    """FSDP2 and context parallelism. The program compares its losses with those of one process."""
+    pytest.importorskip("transformers")
+    first, *steps = by_torchrun("finetune_context_parallel", "--tokens", "64", "--steps", "2")
+    assert first == "weights held by a process: 50%; tokens: 32 of 64"
+    losses = [float(line.split(",")[0].split()[-1]) for line in steps]
+    assert len(losses) == 2 and losses[1] < losses[0]
