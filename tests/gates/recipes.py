@@ -50,7 +50,7 @@ def operation(name, *exceptions):
 
 # Exceptions: its own files under other names, and files that use it.
 EXAMPLES += [
-    operation("merge_states", "python/rapt/_cache.py", "python/rapt/_distributed_ring.py", "python/rapt/_model_fork.py",
+    operation("merge_states", "python/rapt/_cache.py", "python/rapt/_distributed", "python/rapt/_model_fork.py",
               "python/rapt/_vllm_shards.py", "src/cuda/kernels/kernels.hpp", "tools/check.cpp", "tools/main.cpp"),
     operation("rotary_append_kv", "python/rapt/_cache.py", "python/rapt/_model_cache_place.py", "python/rapt/_model_rotary.py",
               "src/cuda/kernels/kernels.hpp"),
@@ -62,7 +62,7 @@ EXAMPLES += [
               "tests/fuzz/fuzz_validate_index_scores.cpp", "tests/operations/index_scores/"),
     operation("index_scores", "python/rapt/_dsa", "python/rapt/dsa.py", "python/rapt/torch.py", "python/src/dsa.cpp",
               "src/cpu/tile/index_rows.hpp", "tests/fuzz/fuzz_validate_index_scores.cpp"),
-    operation("delta_rule_backward", "python/rapt/__init__.py", "python/rapt/_delta_rule", "python/src/delta_rule.cpp", "tests/fuzz/fuzz_validate_delta_rule.cpp"),
+    operation("delta_rule_backward", "python/rapt/__init__.py", "python/rapt/_delta_rule", "python/rapt/_distributed", "python/src/delta_rule.cpp", "tests/fuzz/fuzz_validate_delta_rule.cpp"),
 ]
 
 
