@@ -24,10 +24,18 @@ from rapt._distributed_parts import Options, Span, spans
 from rapt._scalars import alignment, finite, integer, truth
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-METHODS = ("all_gather_attention", "ring_attention", "ulysses_attention", "unshard_sequence", "delta_rule", "decode_attention")
+METHODS = (
+    "all_gather_attention",
+    "ring_attention",
+    "ulysses_attention",
+    "unshard_sequence",
+    "delta_rule",
+    "decode_attention",
+)
 _RULES = ("linear", "gated", "delta", "gated_delta")
 Group = Any  # a ProcessGroup, None for all processes
 Call = dict[str, Any]  # what must be the same on every rank, by the argument's name
+_PAD = ": pad the sequence to a multiple of the ranks, twice that if balanced"
 _LENGTH = 32  # entries, padded: ranks that call different methods can compare
 
 
@@ -68,8 +76,8 @@ class Ranks(NamedTuple):
             ranks = dist.get_process_group_ranks(self.group)
             named = ", ".join(map(str, ranks)) if self.size <= 16 else f"{ranks[0]} to {ranks[-1]}, {self.size} in all"
             raise RuntimeError(
-                f"rapt.distributed.{self.method}: rank {self.rank} lost another rank of its group (ranks {named}). That rank has "
-                f"ended, raised an error or not called within the group's timeout. End all ranks. {error}"
+                f"rapt.distributed.{self.method}: rank {self.rank} lost another rank of its group (ranks {named}). That "
+                f"rank has ended, raised an error or not called within the group's timeout. End all ranks. {error}"
             ) from error
 
 
@@ -126,8 +134,9 @@ def agree(ranks: Ranks, call: Call | None, error: Exception | None, own_size: in
         for rank, row in enumerate(rows):
             if row[i] != rows[0][i]:
                 a, b = (_value(x, mine) for x in (rows[0][i], row[i]))
-                hint = ": pad the sequence to a multiple of the ranks, twice that if balanced" if name in ("sq", "sk") else ""
-                raise ValueError(f"{name}: got {a} on rank 0 and {b} on rank {rank}; wanted the same on every rank{hint}")
+                hint = _PAD if name in ("sq", "sk") else ""
+                got = f"{a} on rank 0 and {b} on rank {rank}"
+                raise ValueError(f"{name}: got {got}; wanted the same on every rank{hint}")
     raise AssertionError("unreachable: rows differ")
 
 
@@ -156,8 +165,8 @@ class Request(NamedTuple):
 
 
 def attention_call(ranks: Ranks, given: dict[str, Any]) -> tuple[Call, Request]:
-    """The call, and what is computed, of a function's arguments. Raises TypeError or ValueError, naming the argument, also
-    for what kernels refuse: ranks must not raise between two messages."""
+    """The call, and what is computed, of a function's arguments. Raises TypeError or ValueError, naming the argument,
+    also for what kernels refuse: ranks must not raise between two messages."""
     q, k, v, alibi, sinks = (given[name] for name in ("q", "k", "v", "alibi", "sinks"))
     _refusals.check_tensors({"q": q, "k": k, "v": v, "alibi": alibi, "sinks": sinks}, "parts of a sequence as tensors")
     for name, x in {"q": q, "k": k, "v": v}.items():
@@ -170,7 +179,8 @@ def attention_call(ranks: Ranks, given: dict[str, Any]) -> tuple[Call, Request]:
         raise ValueError(f"k: got shape {list(k.shape)}; wanted {b} sequences of heads of {d}, as q has")
     if tuple(v.shape) != (b, hk, sk, dv):
         raise ValueError(f"v: got shape {list(v.shape)}; wanted [{b}, {hk}, {sk}, dv], as k has")
-    call: Call = {"method": ranks.method, "dtype": str(q.dtype), "b": b, "hq": hq, "hk": hk, "sq": sq, "sk": sk, "d": d, "dv": dv}
+    call: Call = {"method": ranks.method, "dtype": str(q.dtype), "b": b, "hq": hq, "hk": hk}
+    call |= {"sq": sq, "sk": sk, "d": d, "dv": dv}
     for name, size in list(call.items())[2:]:
         if size == 0:
             raise ValueError(f"{name}: got 0; wanted 1 or more on every rank")
@@ -202,7 +212,8 @@ def attention_call(ranks: Ranks, given: dict[str, Any]) -> tuple[Call, Request]:
         rapt.explain(q, k, v, sinks=sinks, **keywords(options, options.offset if positional else None, alibi))
     call |= {"causal": causal, "align": options.offset, "window[0]": left, "window[1]": right}
     call |= {"scale": d**-0.5 if scale is None else scale, "softcap": math.inf if softcap is None else softcap}
-    call |= {"alibi": Numbers.of(alibi), "sinks": Numbers.of(sinks), "balanced": balanced, "requires_grad": gradients, "return_lse": with_lse}
+    call |= {"alibi": Numbers.of(alibi), "sinks": Numbers.of(sinks), "balanced": balanced}
+    call |= {"requires_grad": gradients, "return_lse": with_lse}
     return call, Request(ranks, options, balanced, alibi, sinks, with_lse)
 
 
@@ -216,7 +227,8 @@ def whole_call(x: Tensor, dim: Any, balanced: Any) -> tuple[Call, int]:
         raise ValueError(f"x: got a tensor that requires grad; wanted x.detach(): unshard_sequence has no gradients")
     if x.dim() > 16:
         raise ValueError(f"x: got {x.dim()} dimensions; wanted 16 or fewer")
-    call: Call = {"method": "unshard_sequence", "dtype": str(x.dtype), "dimensions": x.dim(), "dim": dim, "balanced": balanced}
+    call: Call = {"method": "unshard_sequence", "dtype": str(x.dtype), "dimensions": x.dim(), "dim": dim}
+    call |= {"balanced": balanced}
     return call | {f"x.shape[{i}]": size for i, size in enumerate(x.shape)}, dim
 
 

@@ -1,4 +1,4 @@
-"""rapt.distributed.decode_attention: each rank attends to its part of a KV cache, and one all-gather merges the results."""
+"""rapt.distributed.decode_attention: each rank attends to its part of a KV cache, and one all-gather merges them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def call(ranks: Ranks, given: dict[str, Any]) -> Any:
         error = refused
     agree(ranks, made, error)
     b, hq, sq, _ = q.shape
-    dv = given["v"].shape[-1] if given["kv_dtype"] != "i4x2" else 2 * given["v"].shape[-1]
+    dv = v.shape[3] * (2 if given["kv_dtype"] == "i4x2" else 1)
     left = window_sides(given["window"])[0]
     # The first element is 0, or 1 on a rank with an error: only the kernel can find some, such as wrong tables.
     sent = torch.zeros(1 + b * hq * sq * (dv + 1), dtype=torch.float32)
@@ -48,7 +48,8 @@ def call(ranks: Ranks, given: dict[str, Any]) -> Any:
         raise error
     for rank, failed in enumerate(parts[:, 0].tolist()):
         if failed:
-            raise ValueError(f"group: rank {rank} refuses its part of the cache, and says why; wanted a valid one on every rank")
+            got = f"rank {rank} refuses its part of the cache, and says why"
+            raise ValueError(f"group: {got}; wanted a valid one on every rank")
     outs = [part[1 : 1 + out.numel()].view(out.shape) for part in parts]
     lses = [part[1 + out.numel() :].view(lse.shape) for part in parts]
     if sinks is not None:  # a partial result with out 0, and the logit as lse
@@ -76,7 +77,7 @@ def _seen(ranks: Ranks, k: Tensor, given: dict[str, Any], b: int, sq: int, left:
 
 def _checked(ranks: Ranks, given: dict[str, Any]) -> Call:
     """What must be the same on every rank."""
-    q, k, v = given["q"], given["k"], given["v"]
+    q, v = given["q"], given["v"]
     tensors = {name: given[name] for name in ("q", "k", "v", "sinks", *_OF_CACHE)}
     _refusals.check_tensors(tensors, "tensors", "decode over ranks is not tested on GPUs")
     for name in ("q", "k", "v"):
@@ -84,20 +85,26 @@ def _checked(ranks: Ranks, given: dict[str, Any]) -> Call:
             got = "None" if tensors[name] is None else f"shape {list(tensors[name].shape)}"
             raise ValueError(f"{name}: got {got}; wanted 4 dimensions, as for rapt.attention")
         if _refusals.needs_grad(tensors[name]):
-            raise ValueError(f"{name}: got a tensor that requires grad; wanted {name}.detach(): decode has no gradients")
+            wanted = f"{name}.detach(): decode has no gradients"
+            raise ValueError(f"{name}: got a tensor that requires grad; wanted {wanted}")
     b, hq, sq, _ = q.shape
     if given["sinks"] is not None and tuple(given["sinks"].shape) != (hq,):
         raise ValueError(f"sinks: got shape {list(given['sinks'].shape)}; wanted [{hq}], one for each query head")
     lengths, table = given["cache_seqlens"], given["block_table"]
     if lengths is not None and (tuple(lengths.shape) != (b,) or lengths.dtype not in (torch.int32, torch.int64)):
-        raise ValueError(f"cache_seqlens: got {lengths.dtype} of shape {list(lengths.shape)}; wanted int32 or int64 [{b}]")
+        got = f"{lengths.dtype} of shape {list(lengths.shape)}"
+        raise ValueError(f"cache_seqlens: got {got}; wanted int32 or int64 [{b}]")
     if table is not None and (lengths is None or table.dim() != 2):
-        raise ValueError("block_table: got one without cache_seqlens, or not of two dimensions; wanted [b, n] and lengths")
+        raise ValueError(
+            "block_table: got one without cache_seqlens, or not of 2 dimensions; wanted [b, n] and lengths"
+        )
     left, right = window_sides(given["window"])
     if right > 0:
         raise ValueError(f"window: got {given['window']!r}; wanted (left, 0) or (left, None): later keys are not seen")
-    interleaved, scale, softcap = truth("interleaved", given["interleaved"]), finite("scale", given["scale"]), given["softcap"]
+    interleaved = truth("interleaved", given["interleaved"])
+    scale, softcap = (finite(name, given[name]) for name in ("scale", "softcap"))
     call: Call = {"method": "decode_attention", "dtype": str(q.dtype), "b": b, "hq": hq, "sq": sq, "d": q.shape[3]}
-    call |= {"dv": v.shape[3], "q": Numbers.of(q) if ranks.size > 1 else 0, "window[0]": left, "interleaved": interleaved}
-    call |= {"scale": math.inf if scale is None else scale, "softcap": math.inf if softcap is None else finite("softcap", softcap)}
+    call |= {"dv": v.shape[3], "q": Numbers.of(q) if ranks.size > 1 else 0, "window[0]": left}
+    call |= {"scale": math.inf if scale is None else scale, "softcap": math.inf if softcap is None else softcap}
+    call |= {"interleaved": interleaved}
     return call | {"sinks": Numbers.of(given["sinks"]), "return_lse": truth("return_lse", given["return_lse"])}

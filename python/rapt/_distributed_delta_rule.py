@@ -27,8 +27,8 @@ class Place(NamedTuple):
 
 
 def call(ranks: Ranks, given: dict[str, Any], place: Place | None = None) -> Any:
-    """rapt.distributed.delta_rule. `given` has its arguments. `place` is where this rank's tokens lie, of callers that know
-    it; cu_seqlens is then None."""
+    """rapt.distributed.delta_rule. `given` has its arguments. `place` is where this rank's tokens lie, of callers that
+    know it; cu_seqlens is then None."""
     made, error, x = None, None, None
     try:
         x, made = _checked(given)
@@ -173,7 +173,8 @@ def _checked(given: dict[str, Any]) -> tuple[Inputs, Call]:
         raise ValueError("q: got 0 tokens; wanted 1 or more on every rank")
     for name in ("k", "v", "g", "beta"):
         if tensors[name] is not None and tensors[name].dim() > 1 and tuple(tensors[name].shape[:2]) != (b, t):
-            raise ValueError(f"{name}: got shape {list(tensors[name].shape)}; wanted {b} sequences of {t} tokens, as q has")
+            got = list(tensors[name].shape)
+            raise ValueError(f"{name}: got shape {got}; wanted {b} sequences of {t} tokens, as q has")
     state = tensors["initial_state"]
     with torch.no_grad():  # all other errors of the kernel
         rapt.delta_rule(**x.tokens(0, 0).arguments(), initial_state=state, state_v_first=v_first)
@@ -181,7 +182,8 @@ def _checked(given: dict[str, Any]) -> tuple[Inputs, Call]:
     if cu_seqlens is not None:
         check_offsets(cu_seqlens)
         if b != 1:
-            raise ValueError(f"q: got {b} sequences with cu_seqlens; wanted [1, t, heads, size]: this rank's share of all tokens")
+            wanted = "[1, t, heads, size]: this rank's share of all tokens"
+            raise ValueError(f"q: got {b} sequences with cu_seqlens; wanted {wanted}")
         for name, wrong in (("initial_state", state is not None), ("return_state", return_state)):
             if wrong:
                 raise ValueError(f"{name}: got one with cu_seqlens; wanted none: a rank has some of the sequences")
@@ -191,7 +193,8 @@ def _checked(given: dict[str, Any]) -> tuple[Inputs, Call]:
     call |= {"g": 0 if x.g is None else x.g.dim(), "beta": x.beta is not None, "cu_seqlens": Numbers.of(cu_seqlens)}
     call |= {"return_state": return_state, "state_v_first": v_first} | options
     scale, lower = options["scale"], options["gate_lower_bound"]
-    return x, call | {"scale": size**-0.5 if scale is None else scale, "gate_lower_bound": 1.0 if lower is None else lower}
+    call |= {"scale": size**-0.5 if scale is None else scale, "gate_lower_bound": 1.0 if lower is None else lower}
+    return x, call
 
 
 def _place(cu_seqlens: Tensor, lengths: list[int], rank: int) -> Place:

@@ -37,7 +37,9 @@ def share_of(offsets: list[int], first: int, count: int, causal: bool) -> Share:
 
 class PackedAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, request: Request, cu_seqlens: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, request: Request, cu_seqlens: Tensor
+    ) -> tuple[Tensor, Tensor]:
         ranks, causal = request.ranks, request.options.causal
         share = share_of(cu_seqlens.tolist(), ranks.rank * q.shape[0], q.shape[0], causal)
         given = request.keywords(0) | {"sinks": request.sinks, "align": "bottom_right" if causal else None}
@@ -70,19 +72,21 @@ def _gathered(k: Tensor, v: Tensor, request: Request, share: Share) -> tuple[Ten
 
 def as_batch(given: dict[str, Any]) -> dict[str, Any]:
     """The arguments as a batch of one sequence, for the checks that both have. Raises what packed sequences add."""
-    q, k, v = given["q"], given["k"], given["v"]
-    for name, x in (("q", q), ("k", k), ("v", v)):
+    named, q = {name: given[name] for name in ("q", "k", "v")}, given["q"]
+    for name, x in named.items():
         if isinstance(x, Tensor) and x.dim() != 3:
-            raise ValueError(f"{name}: got shape {list(x.shape)} with cu_seqlens; wanted [t, h, d]: this rank's share of all tokens")
+            wanted = "[t, h, d]: this rank's share of all tokens"
+            raise ValueError(f"{name}: got shape {list(x.shape)} with cu_seqlens; wanted {wanted}")
         if isinstance(x, Tensor) and isinstance(q, Tensor) and x.shape[0] != q.shape[0]:
             raise ValueError(f"{name}: got {x.shape[0]} tokens with cu_seqlens; wanted q's {q.shape[0]}")
     if given["balanced"] is True:
         raise ValueError("balanced: got True with cu_seqlens; wanted False: a rank has a share of consecutive tokens")
     if given["align"] is not None:
-        raise ValueError(f"align: got {given['align']!r} with cu_seqlens; wanted None: rows and keys are the same tokens")
+        got = f"{given['align']!r} with cu_seqlens"
+        raise ValueError(f"align: got {got}; wanted None: rows and keys are the same tokens")
     if given["causal"] is False:
         for name in ("window", "alibi"):
             if given[name] is not None:
                 raise ValueError(f"{name}: got one with cu_seqlens and without causal; wanted causal=True")
     check_offsets(given["cu_seqlens"])
-    return given | {name: x.transpose(0, 1)[None] for name, x in (("q", q), ("k", k), ("v", v)) if isinstance(x, Tensor)}
+    return given | {name: x.transpose(0, 1)[None] for name, x in named.items() if isinstance(x, Tensor)}

@@ -142,12 +142,17 @@ class Part:
 
 def moved(transition: Tensor, state: Tensor) -> Tensor:
     """M state."""
-    return transition * state if transition.shape[-1] == 1 else transition @ state
+    return _where_moved(transition, transition * state if transition.shape[-1] == 1 else transition @ state)
 
 
 def moved_back(transition: Tensor, gradient: Tensor) -> Tensor:
     """M^T gradient."""
-    return transition * gradient if transition.shape[-1] == 1 else transition.mT @ gradient
+    return _where_moved(transition, transition * gradient if transition.shape[-1] == 1 else transition.mT @ gradient)
+
+
+def _where_moved(transition: Tensor, made: Tensor) -> Tensor:
+    """0 where a transition is 0, so that an Inf or NaN does not pass from one sequence to the next."""
+    return made.where(transition.ne(0).flatten(2).any(2)[:, :, None, None], 0.0)
 
 
 def no_transition(x: Inputs) -> Tensor:

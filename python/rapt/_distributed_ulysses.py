@@ -24,7 +24,7 @@ def readers(hq: int, hk: int, size: int) -> int:
 
 
 class UlyssesAttention(torch.autograd.Function):
-    """One function for the kernel and all exchanges: ranks exchange the same tensors, whatever their losses depend on."""
+    """One function for the kernel and all exchanges: ranks exchange the same tensors, whatever losses depend on."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, request: Request) -> tuple[Tensor, Tensor | None]:

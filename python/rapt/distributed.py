@@ -219,7 +219,7 @@ def decode_attention(
     group: Group = None,
     return_lse: bool = False,
 ) -> Any:
-    """Causal attention of a sequence's last tokens to a KV cache that is spread over ranks (decode context parallelism).
+    """Causal attention of a sequence's last tokens to a KV cache over ranks (decode context parallelism).
 
     Each rank attends to its own keys. One all-gather of the results, float32 [b, hq, sq, dv + 1] per rank, merges them
     in the order of ranks.

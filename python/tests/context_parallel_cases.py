@@ -74,7 +74,8 @@ def context_parallel_refuses(rank, ranks):
                 attend(x, x[:, :, 2 * rank :], x[:, :, 2 * rank :])
         with _parallel(mesh, long := torch.randn(1, 2, 16 * ranks + 1, 8), dim=2):
             attend = functional.scaled_dot_product_attention
-            with raises(ValueError, f"sq: got 17 on rank 0 and 16 on rank {ranks - 1}; wanted the same on every rank: pad"):
+            got = f"17 on rank 0 and 16 on rank {ranks - 1}"
+            with raises(ValueError, f"sq: got {got}; wanted the same on every rank: pad"):
                 attend(long, long, long, is_causal=True)
         assert functional.scaled_dot_product_attention is rapt.torch.scaled_dot_product_attention
         with _parallel(mesh, x.clone(), dim=2), raises(RuntimeError, "got switched off within a context_parallel"):

@@ -138,9 +138,9 @@ def packed(rank, ranks):
         pairs = [(got, out), (sums, lse), *zip((x.grad for x in mine), (grads.dq, grads.dk, grads.dv))]
         bound = 1e-5 if dtype is torch.float32 else 4 * torch.finfo(dtype).eps
         assert max(error(x, shard_sequence(y, 0)) for x, y in pairs) <= bound, (given, inner, dtype)
-    for wrong, message in (({"balanced": True}, "balanced: got"), ({"align": 0}, "align: got"), ({"window": (3, 0)}, "window: got")):
-        with raises(ValueError, message):
-            all_gather_attention(*mine, cu_seqlens=cu_seqlens, **wrong)
+    for name, wrong in (("balanced", True), ("align", 0), ("window", (3, 0))):
+        with raises(ValueError, f"{name}: got"):
+            all_gather_attention(*mine, cu_seqlens=cu_seqlens, **{name: wrong})
     with raises(ValueError, f"cu_seqlens: got offsets up to {t + 1}; wanted {t}"):
         all_gather_attention(*mine, cu_seqlens=torch.tensor([0, t + 1]))
     with raises(ValueError, "cu_seqlens: got a tensor with hash"):
@@ -252,7 +252,8 @@ def disagreements(rank, ranks):
     for method in METHODS:
         cut = slice(0, -1) if last else slice(None)
         rows = 48 // ranks
-        with raises(ValueError, f"sk: got {rows} on rank 0 and {rows - 1} on rank {ranks - 1}; wanted the same on every rank: pad"):
+        got = f"{rows} on rank 0 and {rows - 1} on rank {ranks - 1}"
+        with raises(ValueError, f"sk: got {got}; wanted the same on every rank: pad"):
             method(q, k[:, :, cut], v[:, :, cut])
         with raises(ValueError, f"causal: got False on rank 0 and True on rank {ranks - 1}"):
             method(q, k, v, causal=last, align=0)

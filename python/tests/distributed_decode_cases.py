@@ -45,7 +45,12 @@ def decode(rank, ranks):
         q = torch.randn(3, 12, sq, 16)
         for dtype in (torch.float32, torch.bfloat16):
             some = [x.to(dtype) for x in (q, k, v)]
-            whole = {"cache_seqlens": torch.tensor(lengths), "causal": True, "align": "bottom_right", "return_lse": True}
+            whole = {
+                "cache_seqlens": torch.tensor(lengths),
+                "causal": True,
+                "align": "bottom_right",
+                "return_lse": True,
+            }
             wanted, sums = rapt.attention(*some, **whole, **options)
             more = {"interleaved": interleaved, "return_lse": True} | options
             out, lse = decode_attention(some[0], own_k.to(dtype), own_v.to(dtype), cache_seqlens=counts, **more)

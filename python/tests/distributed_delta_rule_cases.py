@@ -109,8 +109,7 @@ def delta_rule_refuses(rank, ranks):
     with raises(ValueError, "k: got shape" if last else f"group: rank {ranks - 1} refuses"):
         delta_rule(**mine | {"k": mine["k"][:, :-1] if last else mine["k"]})
     with raises(ValueError, "q: got 0 tokens" if last else f"group: rank {ranks - 1} refuses"):
-        delta_rule(**{name: part_of(name, x[:, : 0 if last else 8], 0, 1) if x.dim() > 2 and name != "initial_state" else x
-                      for name, x in mine.items()})  # fmt: skip
+        delta_rule(**{name: x if name == "initial_state" else x[:, : 8 * (not last)] for name, x in mine.items()})
     with raises(ValueError, "rule: got gated_delta on rank 0 and delta on rank"):
         delta_rule(**{name: x for name, x in mine.items() if name != "g"}, rule="delta" if last else "gated_delta")
     with raises(ValueError, "cu_seqlens: got a tensor with hash"):
@@ -120,6 +119,21 @@ def delta_rule_refuses(rank, ranks):
         delta_rule(**one, cu_seqlens=torch.tensor([0, 7]))
     with raises(ValueError, "initial_state: got one with cu_seqlens"):
         delta_rule(**one, initial_state=mine["initial_state"][:1], cu_seqlens=torch.tensor([0, 8 * ranks]))
+
+
+def delta_rule_keeps_sequences_apart(rank, ranks):
+    """A NaN stays in its sequence, forward and backward."""
+    t = 12 * ranks
+    offsets = torch.tensor([0, 9, 15, t - 2, t])
+    tensors = draw(b=1, t=t, decay="head", state=False)
+    tensors["v"][:, 10] = torch.nan  # of the second sequence, of which the second rank has the end
+    mine = {name: part_of(name, x, rank, ranks).clone().requires_grad_() for name, x in tensors.items()}
+    out = delta_rule(**mine, cu_seqlens=offsets)
+    out.sum().backward()
+    at = torch.arange(t).tensor_split(ranks)[rank]
+    others = (at < 9) | (at >= 15)
+    assert out[:, others].isfinite().all() and out[:, at == 10].isnan().all()
+    assert all(x.grad[:, others].isfinite().all() for x in mine.values())
 
 
 def flash_linear_attention_context(rank, ranks):
@@ -146,5 +160,5 @@ def flash_linear_attention_context(rank, ranks):
 
 
 CASES = {case.__name__: case for case in (delta_rule_forms, delta_rule_forgets, delta_rule_ragged)}
-for _case in (flash_linear_attention_context, delta_rule_refuses):
+for _case in (delta_rule_keeps_sequences_apart, flash_linear_attention_context, delta_rule_refuses):
     CASES[_case.__name__] = _case
