@@ -26,8 +26,8 @@ def call(ranks: Ranks, given: dict[str, Any]) -> Any:
     except Exception as refused:  # of any kind, or the other ranks would wait
         error = refused
     agree(ranks, made, error)
-    b, hq, sq, _ = q.shape
-    dv = v.shape[3] * (2 if given["kv_dtype"] == "i4x2" else 1)
+    assert made is not None
+    b, hq, sq, dv = (made[name] for name in ("b", "hq", "sq", "dv"))
     left = window_sides(given["window"])[0]
     # The first element is 0, or 1 on a rank with an error: only the kernel can find some, such as wrong tables.
     sent = torch.zeros(1 + b * hq * sq * (dv + 1), dtype=torch.float32)
@@ -104,7 +104,8 @@ def _checked(ranks: Ranks, given: dict[str, Any]) -> Call:
     interleaved = truth("interleaved", given["interleaved"])
     scale, softcap = (finite(name, given[name]) for name in ("scale", "softcap"))
     call: Call = {"method": "decode_attention", "dtype": str(q.dtype), "b": b, "hq": hq, "sq": sq, "d": q.shape[3]}
-    call |= {"dv": v.shape[3], "q": Numbers.of(q) if ranks.size > 1 else 0, "window[0]": left}
+    dv = v.shape[3] * (2 if given["kv_dtype"] == "i4x2" else 1)  # two elements to a byte
+    call |= {"dv": dv, "q": Numbers.of(q) if ranks.size > 1 else 0, "window[0]": left}
     call |= {"scale": math.inf if scale is None else scale, "softcap": math.inf if softcap is None else softcap}
     call |= {"interleaved": interleaved}
     return call | {"sinks": Numbers.of(given["sinks"]), "return_lse": truth("return_lse", given["return_lse"])}

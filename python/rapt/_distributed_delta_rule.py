@@ -43,16 +43,13 @@ def call(ranks: Ranks, given: dict[str, Any], place: Place | None = None) -> Any
         place = _place(given["cu_seqlens"], lengths, ranks.rank)
     elif place is None:
         place = Place(ranks.rank > 0, None)
-    out, final = run(ranks, x, given["initial_state"], place, given["return_state"], given["state_v_first"])
-    return (out, final) if given["return_state"] else out
-
-
-def run(ranks: Ranks, x: Inputs, state: Tensor | None, place: Place, return_state: bool, v_first: bool = False) -> Any:
-    """out and the final state, of calls that all ranks make."""
-    state = state if state is None or not v_first else state.mT
+    state, v_first, return_state = (given[name] for name in ("initial_state", "state_v_first", "return_state"))
+    state = state.mT if state is not None and v_first else state
     apply: Any = _DeltaRule.apply
     out, final = apply(*x[:7], state, x.options, ranks, place, return_state)
-    return out, final.mT.contiguous() if return_state and v_first else final
+    if not return_state:
+        return out
+    return out, final.mT.contiguous() if v_first else final
 
 
 class _DeltaRule(torch.autograd.Function):
@@ -160,7 +157,7 @@ def _checked(given: dict[str, Any]) -> tuple[Inputs, Call]:
     """A rank's inputs, and what must be the same on every rank. Raises what the kernel would, before any message."""
     given = {name: x for name, x in given.items() if name != "group"}
     tensors = {name: given[name] for name in (*_NAMES, "initial_state", "cu_seqlens")}
-    _refusals.check_tensors(tensors, "parts of a sequence as tensors", "the delta rule has no GPU kernels yet")
+    _refusals.check_tensors(tensors, "parts of a sequence as tensors", "the delta rule over ranks is for CPUs")
     options = checked(Options(*(given[name] for name in Options._fields)))._asdict()
     v_first, return_state = options.pop("state_v_first"), truth("return_state", given["return_state"])
     for name in ("q", "k", "v"):
