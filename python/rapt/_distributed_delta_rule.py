@@ -62,8 +62,8 @@ class _DeltaRule(torch.autograd.Function):
         part = pass_without_state(x.tokens(0, head), out[:, :head]) if head else None
         own, transition = _rest(x, head, place, initial, out, part)
         states = _gathered(ranks, own, transition)
-        arrives = torch.zeros(x.state_shape, dtype=torch.float32)
-        for state, move in states[: ranks.rank]:
+        arrives = states[0][0] if ranks.rank > 0 else torch.zeros(x.state_shape, dtype=torch.float32)
+        for state, move in states[1 : ranks.rank]:
             arrives = moved(move, arrives) + state
         reads = [] if part is None else part.reads
         for read in reads:

@@ -99,15 +99,16 @@ class Reads(NamedTuple):
 
     def write(self, out: Tensor, state: Tensor) -> None:
         assert self.own is not None
+        some = state if self.states is None else state[:, self.states]
+        of_heads = some if self.readers == 1 else some.repeat_interleave(self.readers, 1)
         for i, rows, of_out in self._blocks(out):
-            of_heads = self._of(state[i], 0).repeat_interleave(self.readers, 0)
             own, queries = (x[i, rows].transpose(0, 1) for x in (self.own, self.queries))
-            made = torch.baddbmm(own, queries, of_heads).transpose(0, 1)
-            whole = of_out.view(of_out.shape[0], -1, self.readers, of_out.shape[-1])
+            made = torch.baddbmm(own, queries, of_heads[i]).transpose(0, 1)
             if self.states is None:
                 of_out.copy_(made)
             else:
-                whole[:, self.states] = made.view(made.shape[0], -1, *whole.shape[2:]).to(whole.dtype)
+                by_state = (of_out.shape[0], -1, self.readers, of_out.shape[-1])
+                of_out.view(by_state)[:, self.states] = made.view(by_state).to(out.dtype)
 
     def gradient(self, dout: Tensor) -> Tensor:
         """The gradient of the states that are read, float32 [b, states, K, V]."""
@@ -119,9 +120,6 @@ class Reads(NamedTuple):
             queries = self.queries[i, rows].float().permute(1, 2, 0)
             found[i].baddbmm_(queries, of_rows.flatten(1, 2).transpose(0, 1).float())
         return found.view(b, -1, self.readers, *found.shape[2:]).sum(2)
-
-    def _of(self, x: Tensor, dim: int) -> Tensor:
-        return x if self.states is None else x.index_select(dim, self.states)
 
     def _blocks(self, out: Tensor) -> Iterator[tuple[int, slice, Tensor]]:
         """Few rows at a time, which caches hold: their sequence, their place in this, and they in `out`."""
@@ -226,7 +224,8 @@ def _segments(x: Inputs) -> list[tuple[int, int, list[int]]]:
     for begin in range(0, t, _BLOCK):
         live = list(range(h))
         if begin > 0:  # "not below", so that a bound that is not a number keeps the columns
-            live = torch.nonzero(~(largest[begin - 1] < _NEGLIGIBLE)).flatten().tolist()
+            some = torch.nonzero(~(largest[begin - 1] < _NEGLIGIBLE)).flatten().tolist()
+            live = some if 2 * len(some) < h else live  # two calls share no work on keys: of half the heads, no gain
         end = min(begin + _BLOCK, t)
         if found and found[-1][2] == live:
             found[-1] = found[-1][0], end, live

@@ -15,7 +15,7 @@ FORMS = {
     "channel": ({"decay": "channel", "hq": 4, "hk": 4}, {"state_v_first": True}),
     "constant": ({"decay": "constant", "state": False}, {"beta_double": True}),
     "none": ({"decay": "none"}, {"beta_sigmoid": True}),
-    "readers": ({"hq": 4, "hk": 2, "hv": 2}, {"scale": 0.3}),
+    "readers": ({"hq": 8, "hk": 4, "hv": 2}, {"scale": 0.3}),
     "few_queries": ({"hq": 1, "hk": 2, "hv": 4}, {}),
     "linear": ({"decay": "none", "hq": 4, "hk": 2, "hv": 2}, {"rule": "linear"}),
     "gated": ({"decay": "channel", "hq": 2}, {"rule": "gated", "l2norm_qk": False}),
@@ -38,8 +38,8 @@ def tensors_of(form, t, dtype):
     if options.get("state_v_first"):
         tensors["initial_state"] = tensors["initial_state"].mT.contiguous()
     if "g" in tensors and tensors["g"].dim() > 1 and not options.get("gate"):
-        tensors["g"][:, :, 0] *= 12  # forgets within the first blocks of tokens
-        tensors["g"][:, :, 1:] *= 0.02
+        tensors["g"][:, :, :-1] *= 12  # forget within the first block of tokens
+        tensors["g"][:, :, -1] *= 0.02
     return tensors, options
 
 
@@ -91,7 +91,7 @@ def delta_rule_forms(rank, ranks):
 
 
 def delta_rule_forgets(rank, ranks):
-    """Parts of several blocks of tokens, in which some heads soon forget, and some never."""
+    """Parts of several blocks of tokens, in which all heads but one soon forget."""
     for form in ("head", "readers"):
         compared(form, 601 * ranks, torch.float32, rank, ranks)
 
