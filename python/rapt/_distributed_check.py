@@ -76,8 +76,8 @@ class Ranks(NamedTuple):
             ranks = dist.get_process_group_ranks(self.group)
             named = ", ".join(map(str, ranks)) if self.size <= 16 else f"{ranks[0]} to {ranks[-1]}, {self.size} in all"
             raise RuntimeError(
-                f"rapt.distributed.{self.method}: rank {self.rank} lost another rank of its group (ranks {named}). That "
-                f"rank has ended, raised an error or not called within the group's timeout. End all ranks. {error}"
+                f"rapt.distributed.{self.method}: rank {self.rank} lost another rank of its group (ranks {named}). "
+                f"That rank has ended, raised an error or not called within the group's timeout. End all ranks. {error}"
             ) from error
 
 
@@ -224,7 +224,7 @@ def whole_call(x: Tensor, dim: Any, balanced: Any) -> tuple[Call, int]:
     if truth("balanced", balanced) and x.shape[dim] % 2 != 0:
         raise ValueError(f"x: got {x.shape[dim]} rows in a balanced part; wanted an even number, for two chunks")
     if _refusals.needs_grad(x):
-        raise ValueError(f"x: got a tensor that requires grad; wanted x.detach(): unshard_sequence has no gradients")
+        raise ValueError("x: got a tensor that requires grad; wanted x.detach(): unshard_sequence has no gradients")
     if x.dim() > 16:
         raise ValueError(f"x: got {x.dim()} dimensions; wanted 16 or fewer")
     call: Call = {"method": "unshard_sequence", "dtype": str(x.dtype), "dimensions": x.dim(), "dim": dim}
