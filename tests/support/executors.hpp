@@ -1,6 +1,8 @@
 // Executors, allocators and environment variables for tests.
 #pragma once
 
+#include <dlfcn.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
@@ -13,15 +15,12 @@
 #include "rapt/context.hpp"
 #include "support/entries.hpp"
 
-#if defined(__SANITIZE_THREAD__)
-#define RAPT_TEST_TSAN
-#elif defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-#define RAPT_TEST_TSAN
-#endif
-#endif
-
 namespace rapt::testing {
+
+/// True where ThreadSanitizer's run-time library is in the process.
+inline bool thread_sanitized() {
+  return dlsym(RTLD_DEFAULT, "__tsan_init") != nullptr;
+}
 
 /// A user's executor: one thread per worker, started in reverse order.
 class ThreadExecutor : public Executor {
@@ -54,14 +53,13 @@ class ThreadExecutor : public Executor {
 /// Those that run on OpenMP, of this build and process.
 inline std::vector<std::shared_ptr<Executor>> openmp_executors() {
   std::vector<std::shared_ptr<Executor>> executors;
-#if !defined(RAPT_TEST_TSAN)
+  if (thread_sanitized()) return executors;
   try {
     executors.push_back(openmp_executor());
   } catch (const Error&) {
     // Built without OpenMP.
   }
   if (const auto loaded = loaded_openmp_executor()) executors.push_back(loaded);
-#endif
   return executors;
 }
 
@@ -69,10 +67,9 @@ inline std::vector<std::shared_ptr<Executor>> openmp_executors() {
 /// libgomp come from packages without its instrumentation.
 inline std::vector<std::shared_ptr<Executor>> all_executors() {
   std::vector<std::shared_ptr<Executor>> executors{serial_executor(), std::make_shared<ThreadExecutor>(4)};
-#if !defined(RAPT_TEST_TSAN)
+  if (thread_sanitized()) return executors;
   executors.push_back(tbb_executor());
   for (const auto& executor : openmp_executors()) executors.push_back(executor);
-#endif
   return executors;
 }
 
@@ -80,9 +77,7 @@ inline std::vector<std::shared_ptr<Executor>> all_executors() {
 /// threads share does not depend on the kernel.
 inline std::vector<std::string> threaded_entries(const Problem& problem) {
   std::vector<std::string> names = usable_entries(problem);
-#if defined(RAPT_TEST_TSAN)
-  names.resize(1);
-#endif
+  if (thread_sanitized()) names.resize(1);
   return names;
 }
 
