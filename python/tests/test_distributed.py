@@ -33,7 +33,10 @@ def reports(request, folders, tmp_path_factory):
     ranks = request.param
     if ranks not in folders:
         folders[ranks] = tmp_path_factory.mktemp(f"ranks{ranks}")
-        torch.multiprocessing.spawn(rank_main, (ranks, str(folders[ranks]), CASES_OF[ranks]), nprocs=ranks)
+        # Forked from a process that has imported what takes longest, once for all of them.
+        torch.multiprocessing.get_context("forkserver").set_forkserver_preload(["distributed_cases"])
+        arguments = ranks, str(folders[ranks]), CASES_OF[ranks]
+        torch.multiprocessing.start_processes(rank_main, arguments, nprocs=ranks, start_method="forkserver")
     return ranks, folders[ranks]
 
 

@@ -284,6 +284,8 @@ def test_chunked_attention_is_no_window():
 @pytest.mark.parametrize("name, backend", [("llama", "inductor"), ("gemma2", "aot_eager")])  # tracing is what differs
 def test_compiled(name, backend):
     eager, ours = models(name)
+    if backend == "inductor":  # whose C++ takes seconds a kernel
+        del eager.model.layers[1:], ours.model.layers[1:]
     ids = prompt(False)["input_ids"]
     with torch.no_grad():
         got = torch.compile(ours, fullgraph=True, backend=backend)(input_ids=ids, use_cache=False).logits
