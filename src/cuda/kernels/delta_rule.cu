@@ -3,9 +3,8 @@
 //   S = a S,  u = beta (v - S^T k),  S = S + k u^T,  out = scale S^T q,
 //
 // in fp32, of any types and sizes. A thread block has some columns of a state, in registers from the first token to
-// the last. Lanes share a column,
-// whose sums they add in a tree, so bits depend on d alone, not on how columns are cut. Rows of tokens are prepared in
-// shared memory, some tokens ahead.
+// the last. Lanes share a column, whose sums they add in a tree, so bits depend on d alone, not on how columns are cut.
+// Rows of tokens are prepared in shared memory, some tokens ahead.
 #include <algorithm>
 #include <array>
 

@@ -12,7 +12,6 @@
 #include "cuda/tile/launch_one_of.cuh"
 
 namespace rapt::cuda {
-
 namespace {
 
 constexpr int kColumns = 4;  // of a lane
