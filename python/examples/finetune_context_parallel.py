@@ -73,13 +73,13 @@ def main() -> None:
     mesh = init_device_mesh("cpu", (dist.get_world_size() // args.cp, args.cp), mesh_dim_names=("dp", "cp"))
 
     documents = torch.randint(256, (mesh["dp"].size(), args.tokens), generator=torch.Generator().manual_seed(1))
-    labels = documents.roll(-1, 1)  # all parts have equally many, as if a document were a ring
+    labels = documents.roll(-1, 1)  # the last label wraps around, so all parts have equal counts
     positions = torch.arange(args.tokens).expand_as(documents)
     model = make_model(args.tokens)
     alone = copy.deepcopy(model)
 
     use_context_parallel(model, mesh, args.method)
-    shards = mesh["dp", "cp"]._flatten("all")
+    shards = mesh["dp", "cp"]._flatten("all")  # PyTorch has no public name for it yet
     for layer in model.model.layers:
         fully_shard(layer, mesh=shards)
     fully_shard(model, mesh=shards)

@@ -105,7 +105,7 @@ def attend(layer: Impl, query: Tensor, key: Tensor, value: Tensor, out: Tensor, 
     """query, out [tokens, hq, d]; key, value [tokens, hk, d]: the step's tokens, which are in the cache already."""
     shares = m.shares
     assert shares is not None
-    # A sink counts once: with the new tokens, which each rank has. A single new token is one more key of the cache.
+    # Sinks are added once, by the call over the new tokens. A single new token is one more key of the cache.
     together = m.max_query_len > 1 or layer.sinks is not None
     if together and shares.is_first:
         layer.attend_new(query, key, value, m, out=out)
