@@ -13,6 +13,11 @@ function(rapt_precompile_headers target)
   endif()
 endfunction()
 
+# Sets <out> to the objects of <target>. CMake counts precompiled headers among them.
+function(rapt_objects_of target out)
+  set(${out} "$<FILTER:$<TARGET_OBJECTS:${target}>,EXCLUDE,cmake_pch>" PARENT_SCOPE)
+endfunction()
+
 # What most files of the library include, and change seldom.
 set(rapt_standard_headers "<algorithm>" "<array>" "<cmath>" "<functional>" "<limits>" "<memory>" "<optional>" "<span>" "<string>" "<tuple>"
     "<utility>" "<vector>")
