@@ -2,8 +2,8 @@
 
 A part is linear in that state: state_out = M state_in + U, and out = own + Q state_in. Rules without a delta have a
 diagonal M, the product of their decays. The other rules get M and Q in the same pass as U and own, from K more columns
-of values that are 0 and of a state that is the identity. Once all decays of a head have made M too small to matter, the
-pass goes on without these columns.
+of values that are 0 and of a state that is the identity; if the kernel does not take V + K columns, in a second pass
+over these alone. Once all decays of a head have made M too small to matter, the pass goes on without these columns.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch.nn import functional
 import rapt
 
 _BLOCK = 256  # tokens between two looks at the decays
+_MOST_COLUMNS = 256  # of v, that rapt.delta_rule takes
 _NEGLIGIBLE = -64 * math.log(2)  # a state that decays below 2^-64 is 2^-40 units in the last place of what it was
 
 
@@ -122,7 +123,7 @@ class Reads(NamedTuple):
         return found.view(b, -1, self.readers, *found.shape[2:]).sum(2)
 
     def _blocks(self, out: Tensor) -> Iterator[tuple[int, slice, Tensor]]:
-        """Few rows at a time, which caches hold: their sequence, their place in this, and they in `out`."""
+        """Yields blocks of rows that fit a CPU cache: sequence index, slice within the part, rows of `out`."""
         for i in range(out.shape[0]):
             for first in range(self.begin, self.end, _BLOCK):
                 last = min(first + _BLOCK, self.end)
@@ -195,13 +196,26 @@ def _delta_pass(x: Inputs, out: Tensor) -> Part:
             states = torch.tensor(live, dtype=torch.int64)
             some = some.of_heads(states)
         kept = slice(None) if states is None else states
-        before = torch.cat((part.state[:, kept], part.transition[:, kept]), -1)
-        wide = torch.empty((b, end - begin, len(live) * x.readers, value_size + size), dtype=torch.float32)
-        after = some._replace(v=functional.pad(some.v, (0, size))).run(wide, before)
-        part.state[:, kept], part.transition[:, kept] = after[..., :value_size], after[..., value_size:]
-        own, queries = wide[..., :value_size], wide[..., value_size:]
+        own, queries, part.state[:, kept], part.transition[:, kept] = _columns(
+            some, part.state[:, kept], part.transition[:, kept]
+        )
         part.reads.append(Reads(begin, end, states, x.readers, queries, own))
     return part
+
+
+def _columns(x: Inputs, state: Tensor, transition: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """own, Q, and the state and the transition after x's tokens, of those before."""
+    size, value_size = transition.shape[-1], state.shape[-1]
+    rows = (*x.q.shape[:2], x.heads * x.readers)
+    if value_size + size > _MOST_COLUMNS:
+        own, queries = (torch.empty((*rows, columns), dtype=torch.float32) for columns in (value_size, size))
+        of_transition = x._replace(v=x.v.new_zeros((*x.v.shape[:3], size)))
+        return own, queries, x.run(own, state), of_transition.run(queries, transition)
+    wide = torch.empty((*rows, value_size + size), dtype=torch.float32)
+    after = x._replace(v=functional.pad(x.v, (0, size))).run(wide, torch.cat((state, transition), -1))
+    own, queries = wide.tensor_split([value_size], -1)
+    state, transition = after.tensor_split([value_size], -1)
+    return own, queries, state, transition
 
 
 def _segments(x: Inputs) -> list[tuple[int, int, list[int]]]:

@@ -20,6 +20,7 @@ FORMS = {
     "linear": ({"decay": "none", "hq": 4, "hk": 2, "hv": 2}, {"rule": "linear"}),
     "gated": ({"decay": "channel", "hq": 2}, {"rule": "gated", "l2norm_qk": False}),
     "delta": ({"decay": "none"}, {"rule": "delta"}),
+    "wide": ({"decay": "head", "b": 1, "hq": 1, "hk": 1, "hv": 2, "d": 160, "dv": 160}, {}),  # K + V > 256
     "gate": ({"decay": "channel"}, {"gate": True}),
     "gate_bound": ({"decay": "head"}, {"gate": True, "gate_lower_bound": -2.0}),
 }
