@@ -64,7 +64,16 @@ def _check_gates(sigmoid: bool, double: bool, gate: bool, safe: bool, lower_boun
         raise ValueError(f"lower_bound: got {lower_bound} with safe_gate; wanted -5 to below 0, or no safe_gate")
 
 
-def _gated_delta(
+def _gated_delta(**arguments: Any) -> tuple[Tensor, Tensor | None]:
+    """All of them: each hands on its arguments, locals()."""
+    context = arguments["keywords"].get("cp_context")
+    if getattr(context, "group", context) is not None:
+        return _over_ranks(context, arguments), None
+    result = delta_rule(**_converted(**arguments))
+    return result if arguments["output_final_state"] else (result, None)
+
+
+def _converted(
     *,
     q: Tensor,
     k: Tensor,
@@ -86,8 +95,8 @@ def _gated_delta(
     dt_bias: Tensor | None,
     keywords: dict[str, Any],
     of_channels: bool = False,
-) -> tuple[Tensor, Tensor | None]:
-    """All of them: each hands on its arguments, locals(). of_channels: g is KDA's."""
+) -> dict[str, Any]:
+    """Arguments of rapt.torch.delta_rule. of_channels: g is KDA's."""
     _check_keywords(keywords, state_v_first)
     _check_shapes(q, k, v, g, beta, of_channels)
     _check_gates(use_beta_sigmoid_in_kernel, allow_neg_eigval, use_gate_in_kernel, safe_gate, lower_bound)
@@ -105,7 +114,12 @@ def _gated_delta(
         A_log = dt_bias = lower_bound = None
     if initial_state is not None and initial_state.dtype != torch.bfloat16:
         initial_state = initial_state.float()
-    given: dict[str, Any] = dict(
+    return dict(
+        q=q,
+        k=k,
+        v=v,
+        g=g,
+        beta=beta,
         scale=scale,
         initial_state=initial_state,
         return_state=output_final_state,
@@ -119,30 +133,33 @@ def _gated_delta(
         gate_lower_bound=lower_bound,
         state_v_first=state_v_first,
     )
-    context = keywords.get("cp_context")
-    if getattr(context, "group", context) is not None:
-        return _over_ranks(context, {"q": q, "k": k, "v": v, "g": g, "beta": beta, "rule": "gated_delta"} | given), None
-    result = delta_rule(q, k, v, g, beta, **given)
-    return result if output_final_state else (result, None)
 
 
 @without_autocast
-def _over_ranks(context: Any, given: dict[str, Any]) -> Tensor:
+def _over_ranks(context: Any, arguments: dict[str, Any]) -> Tensor:
     """With flash-linear-attention's context of a rank: the offsets of the sequences in this rank's tokens, and the number of
     earlier ranks on which the first of them lies."""
     from rapt import _distributed_delta_rule as distributed
-    from rapt._distributed_check import ranks_of
+    from rapt._distributed_check import agree, ranks_of
 
-    for name in ("group", "cu_seqlens", "pre_num_ranks"):
-        if getattr(context, name, None) is None:
-            raise ValueError(f"cp_context: got one without {name}; wanted the result of build_cp_context()")
-    for argument, name in (("initial_state", "initial_state"), ("output_final_state", "return_state")):
-        if given[name] is not None and given[name] is not False:
-            raise ValueError(f"{argument}: got one with cp_context; wanted none: a rank has some of the sequences")
-    if given["cu_seqlens"] is not None:
-        raise ValueError("cu_seqlens: got a tensor with cp_context; wanted None: the context has this rank's")
-    place = distributed.Place(context.pre_num_ranks > 0, context.cu_seqlens.cpu())
-    out: Tensor = distributed.call(ranks_of(context.group, "delta_rule"), given, place)
+    if not hasattr(context, "group"):
+        raise ValueError("cp_context: got one without group; wanted the result of build_cp_context()")
+    ranks = ranks_of(context.group, "delta_rule")
+    try:
+        for name in ("cu_seqlens", "pre_num_ranks"):
+            if getattr(context, name, None) is None:
+                raise ValueError(f"cp_context: got one without {name}; wanted the result of build_cp_context()")
+        given = _converted(**arguments) | {"rule": "gated_delta"}
+        for argument, name in (("initial_state", "initial_state"), ("output_final_state", "return_state")):
+            if given[name] is not None and given[name] is not False:
+                raise ValueError(f"{argument}: got one with cp_context; wanted none: a rank has some of the sequences")
+        if given["cu_seqlens"] is not None:
+            raise ValueError("cu_seqlens: got a tensor with cp_context; wanted None: the context has this rank's")
+        place = distributed.Place(context.pre_num_ranks > 0, context.cu_seqlens.cpu())
+    except Exception as refused:  # of any kind, or the other ranks would wait
+        agree(ranks, None, refused)
+        raise
+    out: Tensor = distributed.call(ranks, given, place)
     return out
 
 

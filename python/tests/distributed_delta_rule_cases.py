@@ -158,6 +158,9 @@ def flash_linear_attention_context(rank, ranks):
         wrong = SimpleNamespace(**vars(context) | {"cu_seqlens": own + 1})
         with raises(ValueError, "cu_seqlens: got" if rank == 0 else "group: rank 0 refuses"):
             run(**mine, cp_context=context if rank else wrong)
+        for wrong in ({"allow_neg_eigval": True}, {"head_first": True}, {"q": mine["q"][:, 1:]}):
+            with raises(ValueError, f"{next(iter(wrong))}: got" if rank == 0 else "group: rank 0 refuses"):
+                run(**mine | (wrong if rank == 0 else {}), cp_context=context)
 
 
 CASES = {case.__name__: case for case in (delta_rule_forms, delta_rule_forgets, delta_rule_ragged)}
