@@ -117,10 +117,16 @@ def agree(ranks: Ranks, call: Call | None, error: Exception | None, own_size: in
         if error is not None:
             raise error
         return [own_size]
-    own = [int(error is None), *map(_number, (call or {}).values())]
-    own += [0] * (_LENGTH - len(own)) + [own_size]
     device = "cuda" if dist.get_backend(ranks.group) == "nccl" else "cpu"
-    every = ranks.gather(torch.tensor(own, dtype=torch.int64, device=device))
+    sent = torch.zeros(_LENGTH + 1, dtype=torch.int64, device=device)  # begins with 0: this rank has an error
+    if error is None:
+        try:
+            own = [1, *map(_number, (call or {}).values())]
+            own += [0] * (_LENGTH - len(own)) + [own_size]
+            sent = torch.tensor(own, dtype=torch.int64, device=device)
+        except Exception as refused:  # a number that int64 does not hold
+            error = refused
+    every = ranks.gather(sent)
     if error is not None:
         raise error
     assert call is not None
@@ -262,7 +268,7 @@ def window_sides(window: Any) -> tuple[int, int]:
         left, right = (-1 if x is None else integer("window", x) for x in window)
     except (TypeError, ValueError):
         raise ValueError(f"window: got {window!r}; wanted (left, right), ints or None") from None
-    if left < -1 or right < -1:
+    if not (-1 <= left < 2**63 and -1 <= right < 2**63):
         raise ValueError(f"window: got {window!r}; wanted numbers of keys, or -1 or None for an open side")
     return left, right
 

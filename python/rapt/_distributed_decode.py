@@ -71,7 +71,7 @@ def _seen(ranks: Ranks, k: Tensor, given: dict[str, Any], b: int, sq: int, left:
     rows = (every.sum(0)[:, None] - sq + torch.arange(sq))[:, :, None]
     seen = (keys[:, None] <= rows) & (torch.arange(count) < own[:, None])[:, None]
     if left >= 0:
-        seen &= keys[:, None] >= rows - left
+        seen &= rows - keys[:, None] <= left
     return seen[:, None]
 
 

@@ -6,6 +6,7 @@ import torch
 from distributed_cases import SINKS, error, raises
 
 import rapt
+from rapt._distributed_check import agree, ranks_of
 from rapt.distributed import decode_attention
 
 OPTIONS = {
@@ -90,6 +91,12 @@ def decode_refuses(rank, ranks):
         table[0, 0] = 99 if last else 0
         pages, _ = paged(own_k, 8)
         decode_attention(q, pages, paged(own_v, 8)[0], cache_seqlens=counts, block_table=table)
+    with raises(ValueError, "window: got (9223372036854775808, 0)" if last else f"group: rank {ranks - 1} refuses"):
+        decode_attention(q, own_k, own_v, window=(2**63 if last else 4, 0))
+    longest = decode_attention(q, own_k, own_v, cache_seqlens=counts, window=(2**63 - 1, 0))
+    torch.testing.assert_close(longest, decode_attention(q, own_k, own_v, cache_seqlens=counts))
+    with raises((OverflowError, RuntimeError, ValueError), "verflow" if last else "refuses its arguments"):
+        agree(ranks_of(None, "decode_attention"), {"b": 2**63 if last else 1}, None)
     with raises(ValueError, "window: got (4, 2)"):
         decode_attention(q, own_k, own_v, window=(4, 2))
     with raises(ValueError, "q: got a tensor that requires grad"):
