@@ -63,7 +63,7 @@ def call(ranks: Ranks, given: dict[str, Any]) -> Any:
 def _seen(ranks: Ranks, k: Tensor, given: dict[str, Any], b: int, sq: int, left: int) -> Tensor:
     """bool [b, 1, sq, keys]: the keys of this rank that each query row sees."""
     table, lengths = given["block_table"], given["cache_seqlens"]
-    count = k.shape[2] if table is None else k.shape[2] * table.shape[1]
+    count = _capacity(k, table)
     own = torch.full((b,), count) if lengths is None else lengths.to(torch.int64)
     every = ranks.gather(own).view(ranks.size, b)
     keys = torch.arange(count)[None]  # their positions in the whole sequence
@@ -73,6 +73,11 @@ def _seen(ranks: Ranks, k: Tensor, given: dict[str, Any], b: int, sq: int, left:
     if left >= 0:
         seen &= rows - keys[:, None] <= left
     return seen[:, None]
+
+
+def _capacity(k: Tensor, table: Tensor | None) -> int:
+    """The keys of a sequence that this rank has room for."""
+    return k.shape[2] if table is None else k.shape[2] * table.shape[1]
 
 
 def _checked(ranks: Ranks, given: dict[str, Any]) -> Call:
@@ -98,6 +103,11 @@ def _checked(ranks: Ranks, given: dict[str, Any]) -> Call:
         raise ValueError(
             "block_table: got one without cache_seqlens, or not of 2 dimensions; wanted [b, n] and lengths"
         )
+    if lengths is not None:
+        capacity = _capacity(given["k"], table)
+        for i, length in enumerate(lengths.tolist()):
+            if not 0 <= length <= capacity:
+                raise ValueError(f"cache_seqlens: got {length} for sequence {i}; wanted 0 to {capacity}")
     left, right = window_sides(given["window"])
     if right > 0:
         raise ValueError(f"window: got {given['window']!r}; wanted (left, 0) or (left, None): later keys are not seen")

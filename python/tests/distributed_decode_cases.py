@@ -97,6 +97,10 @@ def decode_refuses(rank, ranks):
     torch.testing.assert_close(longest, decode_attention(q, own_k, own_v, cache_seqlens=counts))
     with raises((OverflowError, RuntimeError, ValueError), "verflow" if last else "refuses its arguments"):
         agree(ranks_of(None, "decode_attention"), {"b": 2**63 if last else 1}, None)
+    for wrong in (-3, 65):  # with a window, a rank that sees no key does not call the kernel
+        with raises(ValueError, f"cache_seqlens: got {wrong} for sequence 0" if rank == 0 else "group: rank 0 refuses"):
+            lengths = torch.tensor([wrong]) if rank == 0 else torch.tensor([40])
+            decode_attention(q, own_k, own_v, cache_seqlens=lengths, window=(4, 0))
     with raises(ValueError, "window: got (4, 2)"):
         decode_attention(q, own_k, own_v, window=(4, 2))
     with raises(ValueError, "q: got a tensor that requires grad"):
