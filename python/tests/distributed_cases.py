@@ -75,7 +75,7 @@ def attention_and_gradients(method, size, options, dtype, balanced):
     bound = 1e-5 if dtype is torch.float32 else 4 * torch.finfo(dtype).eps
     pairs = [(got, out), (sums, lse), (mine[0].grad, wanted.dq), (mine[1].grad, wanted.dk), (mine[2].grad, wanted.dv)]
     errors = [error(x, part(y)) for x, y in pairs]
-    assert max(errors) <= bound, errors
+    assert all(x <= bound for x in errors), errors  # max() may pass over a NaN
 
 
 def takes(method, size, ranks):
@@ -137,7 +137,8 @@ def packed(rank, ranks):
         torch.autograd.backward([got, sums], [shard_sequence(x, 0) for x in (dout.to(dtype), dlse)])
         pairs = [(got, out), (sums, lse), *zip((x.grad for x in mine), (grads.dq, grads.dk, grads.dv))]
         bound = 1e-5 if dtype is torch.float32 else 4 * torch.finfo(dtype).eps
-        assert max(error(x, shard_sequence(y, 0)) for x, y in pairs) <= bound, (given, inner, dtype)
+        errors = [error(x, shard_sequence(y, 0)) for x, y in pairs]
+        assert all(x <= bound for x in errors), (errors, given, inner, dtype)
     for name, wrong in (("balanced", True), ("align", 0), ("window", (3, 0))):
         with raises(ValueError, f"{name}: got"):
             all_gather_attention(*mine, cu_seqlens=cu_seqlens, **{name: wrong})
