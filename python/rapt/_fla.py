@@ -149,12 +149,10 @@ def _over_ranks(context: Any, arguments: dict[str, Any]) -> Tensor:
         for name in ("cu_seqlens", "pre_num_ranks"):
             if getattr(context, name, None) is None:
                 raise ValueError(f"cp_context: got one without {name}; wanted the result of build_cp_context()")
-        given = _converted(**arguments) | {"rule": "gated_delta"}
+        given = _converted(**arguments) | {"rule": "gated_delta", "cu_seqlens": None}
         for argument, name in (("initial_state", "initial_state"), ("output_final_state", "return_state")):
             if given[name] is not None and given[name] is not False:
                 raise ValueError(f"{argument}: got one with cp_context; wanted none: a rank has some of the sequences")
-        if given["cu_seqlens"] is not None:
-            raise ValueError("cu_seqlens: got a tensor with cp_context; wanted None: the context has this rank's")
         place = distributed.Place(context.pre_num_ranks > 0, context.cu_seqlens.cpu())
     except Exception as refused:  # of any kind, or the other ranks would wait
         agree(ranks, None, refused)
@@ -193,7 +191,8 @@ def chunk_kda(
     cu_seqlens      int32 or int64 [N + 1], with B = 1: ragged sequences.
     dt_bias         Flat, [HV * K].
     cp_context      Of fla.ops.cp.build_cp_context(): the tokens are this rank's part of the packed sequences of a
-                    process group, as for rapt.distributed.delta_rule. chunk_* functions only.
+                    process group, as for rapt.distributed.delta_rule. Its offsets count, and cu_seqlens is ignored.
+                    chunk_* functions only.
 
     Other arguments are flash-linear-attention's. Returns (out, state): out [B, T, HV, V] of q's type, and the final
     state, float32, or None. Gradients are those of rapt.torch.delta_rule. Raises TypeError or ValueError, which names
