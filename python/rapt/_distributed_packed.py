@@ -10,6 +10,7 @@ from torch.autograd.function import once_differentiable
 
 from rapt._distributed_check import Request, check_offsets
 from rapt._distributed_kernel import backward, detached, forward, halves, joined
+from rapt._scalars import truth
 
 
 class Share(NamedTuple):
@@ -79,12 +80,13 @@ def as_batch(given: dict[str, Any]) -> dict[str, Any]:
             raise ValueError(f"{name}: got shape {list(x.shape)} with cu_seqlens; wanted {wanted}")
         if isinstance(x, Tensor) and isinstance(q, Tensor) and x.shape[0] != q.shape[0]:
             raise ValueError(f"{name}: got {x.shape[0]} tokens with cu_seqlens; wanted q's {q.shape[0]}")
-    if given["balanced"] is True:
+    balanced, causal = (truth(name, given[name]) for name in ("balanced", "causal"))
+    if balanced:
         raise ValueError("balanced: got True with cu_seqlens; wanted False: a rank has a share of consecutive tokens")
     if given["align"] is not None:
         got = f"{given['align']!r} with cu_seqlens"
         raise ValueError(f"align: got {got}; wanted None: rows and keys are the same tokens")
-    if given["causal"] is False:
+    if not causal:
         for name in ("window", "alibi"):
             if given[name] is not None:
                 raise ValueError(f"{name}: got one with cu_seqlens and without causal; wanted causal=True")

@@ -12,6 +12,7 @@ import traceback
 from datetime import timedelta
 from unittest import mock
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -139,7 +140,7 @@ def packed(rank, ranks):
         bound = 1e-5 if dtype is torch.float32 else 4 * torch.finfo(dtype).eps
         errors = [error(x, shard_sequence(y, 0)) for x, y in pairs]
         assert all(x <= bound for x in errors), (errors, given, inner, dtype)
-    for name, wrong in (("balanced", True), ("align", 0), ("window", (3, 0))):
+    for name, wrong in (("balanced", np.True_), ("align", 0), ("window", (3, 0))):
         with raises(ValueError, f"{name}: got"):
             all_gather_attention(*mine, cu_seqlens=cu_seqlens, **{name: wrong})
     with raises(ValueError, f"cu_seqlens: got offsets up to {t + 1}; wanted {t}"):
