@@ -20,6 +20,7 @@ from torch.nn import functional
 import rapt
 
 _BLOCK = 256  # tokens between two looks at the decays
+_LARGEST = 88.02  # of the logarithm of a decay, as in the kernel: no Inf, which 0 would make NaN
 _MOST_COLUMNS = 256  # of v, that rapt.delta_rule takes
 _NEGLIGIBLE = -64 * math.log(2)  # a state that decays below 2^-64 is 2^-40 units in the last place of what it was
 
@@ -166,8 +167,8 @@ def pass_without_state(x: Inputs, out: Tensor) -> Part:
     b, t, hq, size = x.q.shape
     own = out.new_empty(out.shape, dtype=torch.float32)
     state = x.run(own)
-    logs = _decays(x) if x.has_decay else torch.zeros((1, 1, 1, 1))
-    sums = logs.expand(b, t, x.heads, logs.shape[-1]).cumsum(1)  # PyTorch adds in double
+    logs = _decays(x).clamp(max=_LARGEST) if x.has_decay else torch.zeros((1, 1, 1, 1))
+    sums = logs.expand(b, t, x.heads, logs.shape[-1]).cumsum(1).clamp(max=_LARGEST)  # PyTorch adds in double
     q = x.q.float() if hq >= x.heads else x.q.float().repeat_interleave(x.heads // hq, 2)
     if x.options["l2norm_qk"]:
         q = q * (q.square().sum(-1, keepdim=True) + 1e-6).rsqrt()

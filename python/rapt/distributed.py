@@ -189,7 +189,8 @@ def delta_rule(
 
     The other options are those of rapt.delta_rule. Results are those of one process but for rounding: states are
     float32, and what a part reads of a state is added in float32. With a delta in the rule, a head's state counts as
-    forgotten when its decays have multiplied it by less than 2^-64. The bits are the same in every run with the same
+    forgotten when its decays have multiplied it by less than 2^-64. Without one, a product of decays above e^88.02 (g
+    above 0) counts as e^88.02. The bits are the same in every run with the same
     parts. Returns out [b, t, max(hq, h), V] of q's type. Raises TypeError or ValueError, naming the argument, on all
     ranks. CPU only.
     """

@@ -97,6 +97,20 @@ def delta_rule_forgets(rank, ranks):
         compared(form, 601 * ranks, torch.float32, rank, ranks)
 
 
+def delta_rule_grows(rank, ranks):
+    """A state of 0 stays 0, though the product of its decays overflows."""
+    t = 8 * ranks
+    torch.manual_seed(6)
+    q, k, v = torch.randn(1, t, 2, 8), torch.randn(1, t, 2, 8), torch.randn(1, t, 2, 12)
+    g = torch.zeros(1, t, 2)
+    v[:, : t - 1], g[:, : t - 1] = 0, 30
+    wanted, last = rapt.delta_rule(q, k, v, g, rule="gated", return_state=True)
+    mine = [part_of(name, x, rank, ranks) for name, x in zip("qkvg", (q, k, v, g))]
+    out, state = delta_rule(*mine, rule="gated", return_state=True)
+    near(out, part_of("q", wanted, rank, ranks), 2e-5)
+    near(state, last, 2e-5)
+
+
 def delta_rule_ragged(rank, ranks):
     for inner in ((), (5, 12, 12, 30), (9, 10, 18, 27), (36,)):
         for form in ("head", "gated"):
@@ -163,6 +177,6 @@ def flash_linear_attention_context(rank, ranks):
                 run(**mine | (wrong if rank == 0 else {}), cp_context=context)
 
 
-CASES = {case.__name__: case for case in (delta_rule_forms, delta_rule_forgets, delta_rule_ragged)}
-for _case in (delta_rule_keeps_sequences_apart, flash_linear_attention_context, delta_rule_refuses):
+CASES = {case.__name__: case for case in (delta_rule_forms, delta_rule_forgets, delta_rule_grows)}
+for _case in (delta_rule_ragged, delta_rule_keeps_sequences_apart, flash_linear_attention_context, delta_rule_refuses):
     CASES[_case.__name__] = _case
