@@ -89,6 +89,7 @@ def _checked(ranks: Ranks, given: dict[str, Any]) -> Call:
         if tensors[name] is None or tensors[name].dim() != 4:
             got = "None" if tensors[name] is None else f"shape {list(tensors[name].shape)}"
             raise ValueError(f"{name}: got {got}; wanted 4 dimensions, as for rapt.attention")
+    for name in ("q", "k", "v", "sinks"):
         if _refusals.needs_grad(tensors[name]):
             wanted = f"{name}.detach(): decode has no gradients"
             raise ValueError(f"{name}: got a tensor that requires grad; wanted {wanted}")

@@ -105,6 +105,8 @@ def decode_refuses(rank, ranks):
             decode_attention(q, own_k, own_v, cache_seqlens=lengths, window=(4, 0))
     with raises(ValueError, "window: got (4, 2)"):
         decode_attention(q, own_k, own_v, window=(4, 2))
+    with raises(ValueError, "sinks: got a tensor that requires grad"):
+        decode_attention(q, own_k, own_v, sinks=SINKS.clone().requires_grad_())
     with raises(ValueError, "q: got a tensor that requires grad"):
         decode_attention(q.requires_grad_(), own_k, own_v)
 
