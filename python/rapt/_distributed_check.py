@@ -53,18 +53,18 @@ class Ranks(NamedTuple):
         """The parts of all ranks, one after another along the first dimension."""
         if self.size == 1:
             return part
-        parts = part.new_empty((part.shape[0] * self.size, *part.shape[1:]))
+        parts, part = part.new_empty((part.shape[0] * self.size, *part.shape[1:])), part.contiguous()
         with self.messages():
-            dist.all_gather_single(parts, part.contiguous(), group=self.group)
+            dist.all_gather_single(parts, part, group=self.group)
         return parts
 
     def exchange(self, parts: Tensor) -> Tensor:
         """Sends parts[i] to rank i, of equal parts along the first dimension. Returns the parts received, by rank."""
         if self.size == 1:
             return parts
-        received = parts.new_empty(parts.shape)
+        received, parts = parts.new_empty(parts.shape), parts.contiguous()
         with self.messages():
-            dist.all_to_all_single(received, parts.contiguous(), group=self.group)
+            dist.all_to_all_single(received, parts, group=self.group)
         return received
 
     @contextmanager
