@@ -45,6 +45,11 @@ class Ranks(NamedTuple):
     size: int
     method: str  # the function of rapt.distributed that exchanges messages
 
+    @property
+    def numbers(self) -> list[int]:
+        """The global numbers of all ranks of the group, for messages to people."""
+        return dist.get_process_group_ranks(self.group)
+
     def peer(self, step: int) -> int:
         """The global number of the rank `step` after this one, in a ring."""
         return dist.get_global_rank(self.group, (self.rank + step) % self.size)
@@ -73,10 +78,10 @@ class Ranks(NamedTuple):
         try:
             yield
         except RuntimeError as error:
-            ranks = dist.get_process_group_ranks(self.group)
+            ranks = self.numbers
             named = ", ".join(map(str, ranks)) if self.size <= 16 else f"{ranks[0]} to {ranks[-1]}, {self.size} in all"
             raise RuntimeError(
-                f"rapt.distributed.{self.method}: rank {self.rank} lost another rank of its group (ranks {named}). "
+                f"rapt.distributed.{self.method}: rank {ranks[self.rank]} lost another rank of its group (ranks {named}). "
                 f"That rank has ended, raised an error or not called within the group's timeout. End all ranks. {error}"
             ) from error
 
@@ -133,15 +138,15 @@ def agree(ranks: Ranks, call: Call | None, error: Exception | None, own_size: in
     rows = every.view(ranks.size, -1).tolist()
     if all(row[:-1] == own[:-1] for row in rows):
         return [row[-1] for row in rows]
-    for rank, row in enumerate(rows):
+    for rank, row in zip(ranks.numbers, rows):
         if row[0] == 0:
             raise ValueError(f"group: rank {rank} refuses its arguments, and says why; wanted valid ones on every rank")
     for i, (name, mine) in enumerate(call.items(), 1):
-        for rank, row in enumerate(rows):
+        for rank, row in zip(ranks.numbers, rows):
             if row[i] != rows[0][i]:
                 a, b = (_value(x, mine) for x in (rows[0][i], row[i]))
                 hint = _PAD if name in ("sq", "sk") else ""
-                got = f"{a} on rank 0 and {b} on rank {rank}"
+                got = f"{a} on rank {ranks.numbers[0]} and {b} on rank {rank}"
                 raise ValueError(f"{name}: got {got}; wanted the same on every rank{hint}")
     raise AssertionError("unreachable: rows differ")
 

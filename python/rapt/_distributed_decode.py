@@ -46,7 +46,7 @@ def call(ranks: Ranks, given: dict[str, Any]) -> Any:
     parts = ranks.gather(sent).view(ranks.size, -1)
     if error is not None:
         raise error
-    for rank, failed in enumerate(parts[:, 0].tolist()):
+    for rank, failed in zip(ranks.numbers, parts[:, 0].tolist()):
         if failed:
             got = f"rank {rank} refuses its part of the cache, and says why"
             raise ValueError(f"group: {got}; wanted a valid one on every rank")

@@ -305,6 +305,11 @@ def refusals(rank, ranks):
         ulysses_attention(*(x[:, :1].expand(-1, 5, -1, -1) for x in (q, k, v)))
     with raises(ValueError, "x: got a tensor that requires grad"):
         unshard_sequence(q.clone().requires_grad_(), 2)
+    if ranks > 2:  # messages have global numbers
+        group = dist.new_group([1, 2])
+        if rank in (1, 2):
+            with raises(ValueError, "causal: got False on rank 1 and True on rank 2"):
+                ring_attention(q, k, v, causal=rank == 2, align=0, group=group)
     group = dist.new_group([0])
     if rank != 0:
         with raises(ValueError, "group: got a group without this process"):
