@@ -60,10 +60,7 @@ class PackedAttention(torch.autograd.Function):
         dq, some = backward(dout, dlse, q, *_gathered(k, v, request, share), out, lse, **given)
         dkv = some.new_zeros((k.shape[0] * request.ranks.size, *some.shape[1:]))
         dkv[share.begin : share.end] = some
-        total, *others = request.ranks.exchange(dkv).chunk(request.ranks.size)
-        for other in others:
-            total = total.add_(other)
-        dk, dv = halves(total, k.shape[-1])
+        dk, dv = halves(request.ranks.sum_of_parts(dkv), k.shape[-1])
         return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None, None
 
 
