@@ -177,7 +177,8 @@ def delta_rule(
 
     q, k, v, g, beta
                     As for rapt.delta_rule, this rank's part: [b, t, heads, size]. Rank r has the tokens after those of
-                    rank r - 1. t may differ between ranks: x.tensor_split(ranks, 1)[rank] divides any length.
+                    rank r - 1. t may differ between ranks: x.tensor_split(ranks, 1)[rank] divides any length. Every
+                    rank has 1 or more tokens: a sequence shorter than the number of ranks is refused.
     initial_state   The state before the whole sequence. Every rank gives one, and the first rank's counts: it gets the
                     gradient, and the others get 0.
     return_state    Returns (out, state): the state after the whole sequence, on every rank, float32, with gradients.
@@ -223,7 +224,7 @@ def decode_attention(
     """Causal attention of a sequence's last tokens to a KV cache over ranks (decode context parallelism).
 
     Each rank attends to its own keys. One all-gather of the results, float32 [b, hq, sq, dv + 1] per rank, merges them
-    in the order of ranks.
+    in the order of ranks. With a window or sq > 1, an all-gather of the lengths, int64 [b], comes first.
 
     q               [b, hq, sq, d], the same on every rank: the last sq tokens of each sequence, whose keys are in the
                     cache. An error says if it differs.
@@ -237,8 +238,9 @@ def decode_attention(
     scale, softcap, k_scale, v_scale, k_zero, v_zero, k_tail, kv_dtype, q_scale
                     As for rapt.attention.
 
-    Returns out [b, hq, sq, dv] of q's type, on every rank with the same bits, or (out, lse). Results are within the
-    bounds of rapt.attention. No gradients, CPU only. Raises TypeError or ValueError, naming the argument, on all ranks.
+    Returns out [b, hq, sq, dv] of q's type, bfloat16 if that is a float8, or (out, lse). On CPUs of one instruction set,
+    with the same number of threads, every rank has the same bits. Results are within the bounds of rapt.attention. No
+    gradients, CPU only. Raises TypeError or ValueError, naming the argument, on all ranks.
     """
     return _distributed_decode.call(ranks_of(group, "decode_attention"), locals())
 
