@@ -21,6 +21,8 @@ FORMS = {
     "gated": ({"decay": "channel", "hq": 2}, {"rule": "gated", "l2norm_qk": False}),
     "delta": ({"decay": "none"}, {"rule": "delta"}),
     "wide": ({"decay": "head", "b": 1, "hq": 1, "hk": 1, "hv": 2, "d": 160, "dv": 160}, {}),  # K + V > 256
+    "no_norm": ({"decay": "channel"}, {"l2norm_qk": False, "beta_sigmoid": True, "beta_double": True}),
+    "gated_gate": ({"decay": "channel"}, {"rule": "gated", "gate": True}),
     "gate": ({"decay": "channel"}, {"gate": True}),
     "gate_bound": ({"decay": "head"}, {"gate": True, "gate_lower_bound": -2.0}),
 }
@@ -35,7 +37,7 @@ def tensors_of(form, t, dtype):
     if options.get("gate"):
         torch.manual_seed(3)
         h = tensors["v"].shape[2]
-        tensors |= {"a_log": torch.randn(h), "dt_bias": torch.randn((h, 8) if form == "gate" else (h,))}
+        tensors |= {"a_log": torch.randn(h), "dt_bias": torch.randn(tensors["g"].shape[2:])}
     if options.get("state_v_first"):
         tensors["initial_state"] = tensors["initial_state"].mT.contiguous()
     if "g" in tensors and tensors["g"].dim() > 1 and not options.get("gate"):
@@ -93,7 +95,7 @@ def delta_rule_forms(rank, ranks):
 
 def delta_rule_forgets(rank, ranks):
     """Parts of several blocks of tokens, in which all heads but one soon forget."""
-    for form in ("head", "readers"):
+    for form in ("head", "readers", "no_norm", "gate", "gate_bound", "gated_gate"):
         compared(form, 601 * ranks, torch.float32, rank, ranks)
 
 
