@@ -89,8 +89,9 @@ class Ranks(NamedTuple):
             ranks = self.numbers
             named = ", ".join(map(str, ranks)) if self.size <= 16 else f"{ranks[0]} to {ranks[-1]}, {self.size} in all"
             raise RuntimeError(
-                f"rapt.distributed.{self.method}: rank {ranks[self.rank]} lost another rank of its group (ranks {named}). "
-                f"That rank has ended, raised an error or not called within the group's timeout. End all ranks. {error}"
+                f"rapt.distributed.{self.method}: rank {ranks[self.rank]} lost another rank of its group (ranks "
+                f"{named}). That rank has ended, raised an error or not called within the group's timeout. "
+                f"End all ranks. {error}"
             ) from error
 
 

@@ -17,8 +17,8 @@ from torch import Tensor
 from rapt._autocast import without_autocast
 from rapt._delta_rule_torch import delta_rule
 
-# Keywords that would change a result, with what they may be. Others are ignored, as flash-linear-attention does: models pass
-# on whatever they were given.
+# Keywords that would change a result, with what they may be. Others are ignored, as flash-linear-attention does: models
+# pass on whatever they were given.
 _REFUSED = {"head_first": False, "return_intermediate_states": False, "transpose_state_layout": False}
 
 
@@ -33,11 +33,12 @@ def _check_keywords(keywords: dict[str, Any], state_v_first: bool) -> None:
 
 def _refuse_context(keywords: dict[str, Any]) -> None:
     if keywords.get("cp_context") is not None:
-        raise ValueError("cp_context: got one; wanted None, or a chunk_ function: flash-linear-attention has it in these")
+        wanted = "None, or a chunk_ function: flash-linear-attention has it in these"
+        raise ValueError(f"cp_context: got one; wanted {wanted}")
 
 
 def _check_shapes(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor | None, of_channels: bool) -> None:
-    """What rapt.delta_rule takes and flash-linear-attention does not: it has other numbers of heads, and KDA its own decays."""
+    """What rapt.delta_rule takes and flash-linear-attention does not: other numbers of heads, for KDA other decays."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.dim() != 4:
             raise ValueError(f"{name}: got shape {list(x.shape)}; wanted 4 dimensions, tokens before heads")
@@ -50,16 +51,19 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tenso
     wanted = [*q.shape[:2], v.shape[2]]
     for name, gate, shape in (("g", g, [*wanted, q.shape[3]]), ("beta", beta, wanted)):
         if gate is None or list(gate.shape) != shape:
-            raise ValueError(f"{name}: got {'None' if gate is None else f'shape {list(gate.shape)}'}; wanted shape {shape}")
+            got = "None" if gate is None else f"shape {list(gate.shape)}"
+            raise ValueError(f"{name}: got {got}; wanted shape {shape}")
 
 
 def _check_gates(sigmoid: bool, double: bool, gate: bool, safe: bool, lower_bound: float | None) -> None:
     if double and not sigmoid:
-        raise ValueError("allow_neg_eigval: got True without use_beta_sigmoid_in_kernel; wanted both, or beta doubled before the call")
+        wanted = "both, or beta doubled before the call"
+        raise ValueError(f"allow_neg_eigval: got True without use_beta_sigmoid_in_kernel; wanted {wanted}")
     if not (gate and safe):
         return
     if lower_bound is None:
-        raise ValueError("lower_bound: got None with safe_gate and use_gate_in_kernel; wanted a number from -5 to below 0")
+        wanted = "a number from -5 to below 0"
+        raise ValueError(f"lower_bound: got None with safe_gate and use_gate_in_kernel; wanted {wanted}")
     if not -5 <= lower_bound < 0:
         raise ValueError(f"lower_bound: got {lower_bound} with safe_gate; wanted -5 to below 0, or no safe_gate")
 
@@ -137,8 +141,8 @@ def _converted(
 
 @without_autocast
 def _over_ranks(context: Any, arguments: dict[str, Any]) -> Tensor:
-    """With flash-linear-attention's context of a rank: the offsets of the sequences in this rank's tokens, and the number of
-    earlier ranks on which the first of them lies."""
+    """With flash-linear-attention's context of a rank: the offsets of the sequences in this rank's tokens, and the
+    number of earlier ranks on which the first of them lies."""
     from rapt import _distributed_delta_rule as distributed
     from rapt._distributed_check import agree, ranks_of
 

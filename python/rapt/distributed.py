@@ -238,9 +238,9 @@ def decode_attention(
     scale, softcap, k_scale, v_scale, k_zero, v_zero, k_tail, kv_dtype, q_scale
                     As for rapt.attention.
 
-    Returns out [b, hq, sq, dv] of q's type, bfloat16 if that is a float8, or (out, lse). On CPUs of one instruction set,
-    with the same number of threads, every rank has the same bits. Results are within the bounds of rapt.attention. No
-    gradients, CPU only. Raises TypeError or ValueError, naming the argument, on all ranks.
+    Returns out [b, hq, sq, dv] of q's type, bfloat16 if that is a float8, or (out, lse). On CPUs of one instruction
+    set, with the same number of threads, every rank has the same bits. Results are within the bounds of rapt.attention.
+    No gradients, CPU only. Raises TypeError or ValueError, naming the argument, on all ranks.
     """
     return _distributed_decode.call(ranks_of(group, "decode_attention"), locals())
 
