@@ -35,9 +35,10 @@ def test_compiled(backend):
         return out.tanh(), state + 1
 
     compiled = torch.compile(step, backend=backend, fullgraph=True)
-    with torch.no_grad():
-        for wanted, got in zip(step(**t), compiled(**t)):
-            torch.testing.assert_close(got, wanted)
+    if backend == "aot_eager":  # of inductor's C++, which takes seconds a kernel, training has more kinds
+        with torch.no_grad():
+            for wanted, got in zip(step(**t), compiled(**t)):
+                torch.testing.assert_close(got, wanted)
     *_, wanted = losses(step, t)
     *_, got = losses(compiled, t)
     for name in t:

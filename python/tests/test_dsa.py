@@ -467,7 +467,8 @@ def test_compiled(backend):
         return scores.gather(-1, best.long().clamp(min=0)).sum(), best, same
 
     compiled = torch.compile(step, backend=backend, fullgraph=True)
-    for n, align in ((4, "bottom_right"), (4, 12), (6, 14)):
+    calls = (4, "bottom_right"), (4, 12), (6, 14)
+    for n, align in calls if backend == "aot_eager" else calls[:1]:  # inductor compiles C++ for each, which takes seconds
         results = [function(*tensors.values(), n, align) for function in (step, compiled)]
         for got, wanted in zip(*results):
             torch.testing.assert_close(got, wanted)
