@@ -36,12 +36,14 @@ constexpr double kSumExcess = 0.0126;
 struct Types {
   DType inputs, out;  ///< the coarser of q and kv; quantised kv count as f32, which they are dequantised to
   double input_eps, out_eps;
+  double overflow;  ///< the smallest number that rounds to Inf
 
   explicit Types(const AttentionArgs& args)
       : inputs(unit_of(args.kv.k.dtype) > unit_of(args.q.dtype) ? args.kv.k.dtype : args.q.dtype),
         out(args.out.dtype),
         input_eps(unit_of(inputs)),
-        out_eps(unit_of(out)) {}
+        out_eps(unit_of(out)),
+        overflow(out == DType::f16 ? 65520 : std::ldexp(1 - (out == DType::bf16 ? 0x1p-9 : 0x1p-25), 128)) {}
 
   double eps() const { return std::max(input_eps, out_eps); }
   /// Of an element, beyond fp32's: the contract's term, and the last place of tiny numbers.
@@ -49,10 +51,6 @@ struct Types {
   /// The same where out is all that is rounded to its type.
   double rounding_once(double x) const { return out_eps * x + denormal(); }
   double denormal() const { return out == DType::f16 ? 0x1p-24 : 0; }
-  /// The smallest number that rounds to Inf.
-  double overflow() const {
-    return out == DType::f16 ? 65520 : std::ldexp(1 - (out == DType::bf16 ? 0x1p-9 : 0x1p-25), 128);
-  }
 };
 
 /// Turns the scores of one row into weights. Returns lse and its bound.
@@ -143,7 +141,7 @@ FloatMatrix plain_three_steps(const std::vector<std::vector<Score>>& scores, dou
 void note_plain(Reference& result, const Types& types, double out, float plain, double root_of_squares, double bound,
                 double magnitude) {
   // What overflows is not an error.
-  if (!(std::abs(out) + types.rounding(magnitude) < types.overflow())) return;
+  if (!(std::abs(out) + types.rounding(magnitude) < types.overflow)) return;
   const double error = std::abs(static_cast<double>(plain) - out);
   result.plain_error = std::max(result.plain_error, std::isnan(error) ? kInfinity : error);
   const double chance = types.out_eps * std::abs(out) + 4 * types.input_eps * root_of_squares + bound;
@@ -549,7 +547,8 @@ Reference oracle(const AttentionArgs& args, std::int64_t row_step) {
 Errors compare(const AttentionArgs& args, const Reference& reference, Weights weights) {
   const bool ragged = args.out.ndim == 3;
   const TensorView out = args.out, lse = args.lse;
-  const std::int64_t hq = out.shape[1], sq = ragged ? 0 : out.shape[2], dv = reference.dv;
+  const std::int64_t hq = out.shape[1], sq = ragged ? 0 : out.shape[2], dv = reference.dv,
+                     step = out.strides[static_cast<std::size_t>(out.ndim - 1)];
   Types types(args);
   const bool widened = weights == Weights::bf16 && !reference.bf16_spread.empty();
   const bool codes = weights == Weights::f8e4m3;
@@ -562,19 +561,20 @@ Errors compare(const AttentionArgs& args, const Reference& reference, Weights we
   for (std::size_t row = 0; row < reference.computed.size(); ++row) {
     if (!reference.computed[row]) continue;
     const auto flat = static_cast<std::int64_t>(row);
+    const std::int64_t first =
+        ragged ? offset_of(out, {flat / hq, flat % hq}) : offset_of(out, {flat / (hq * sq), flat / sq % hq, flat % sq});
     for (std::int64_t c = 0; c < dv; ++c) {
       const std::size_t at = row * static_cast<std::size_t>(dv) + static_cast<std::size_t>(c);
-      const double got = ragged ? read_float(out, {flat / hq, flat % hq, c})
-                                : read_float(out, {flat / (hq * sq), flat / sq % hq, flat % sq, c});
+      const double got = read_element(out.data, out.dtype, first + c * step);
       const double want = reference.out[at];
       const double allowed = bound[at] + (codes ? types.rounding_once(std::abs(want) + bound[at])
                                                 : types.rounding(reference.magnitude[at]));
       if (!std::isfinite(got) || !std::isfinite(want)) {
-        const bool overflows = std::abs(want) + allowed >= types.overflow() && got == std::copysign(kInfinity, want);
+        const bool overflows = std::abs(want) + allowed >= types.overflow && got == std::copysign(kInfinity, want);
         if (std::isfinite(want) ? !overflows : std::isfinite(got)) errors.nonfinite_agree = false;
         continue;
       }
-      if (std::abs(want) - allowed >= types.overflow()) errors.nonfinite_agree = false;
+      if (std::abs(want) - allowed >= types.overflow) errors.nonfinite_agree = false;
       const double error = std::abs(got - want);
       errors.max_abs = std::max(errors.max_abs, error);
       errors.max_bound = std::max(errors.max_bound, share_of(error, allowed));
