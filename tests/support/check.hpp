@@ -1,6 +1,9 @@
 // Assertions that more than one test file makes.
 #pragma once
 
+#include <string>
+#include <vector>
+
 #include "support/catch.hpp"
 #include "support/device.hpp"
 
@@ -9,8 +12,10 @@ namespace rapt::testing {
 /// Runs `args`, whose outputs belong to `c`, on every usable entry, each into fresh poison, and holds the result to the
 /// oracle. Nothing outside the rows of an output may change.
 inline void check_every_entry(Case& c, const AttentionArgs& args) {
+  const std::vector<std::string> names = every_entry(c.problem);
+  if (names.empty()) return;  // RAPT_TEST_ENTRIES has others
   const Reference reference = oracle(args);
-  for (const std::string& entry : every_entry(c.problem)) {
+  for (const std::string& entry : names) {
     INFO(entry << ": " << c.problem.to_string());
     c.poison_outputs();
     run(args, entry);
@@ -27,6 +32,7 @@ inline void check_every_entry(Case& c) {
 }
 
 inline void check_every_entry(const AttentionProblem& problem, std::uint64_t seed = 1) {
+  if (every_entry(problem).empty()) return;
   Case c(problem, seed);
   check_every_entry(c);
 }

@@ -22,7 +22,7 @@ inline AttentionBackwardProblem typed_backward(const std::string& words, DType d
 
 /// Runs the case on every usable entry, each into fresh poison, and holds the gradients to the reference.
 inline void check_backward(BackwardCase& c, const BackwardReference& reference) {
-  for (const std::string& entry : usable_entries(c.problem)) {
+  for (const std::string& entry : every_entry(c.problem)) {
     INFO(entry << ": " << c.problem.to_string());
     c.clear();
     c.run(forced(entry));
@@ -33,6 +33,7 @@ inline void check_backward(BackwardCase& c, const BackwardReference& reference) 
 }
 /// To the oracle's: if errors are not `independent`, as of equal terms, to the bounds of elements alone.
 inline void check_backward(BackwardCase& c, bool independent = true) {
+  if (every_entry(c.problem).empty()) return;  // RAPT_TEST_ENTRIES has others
   BackwardReference reference = oracle_backward(c.args());
   for (GradientReference* gradient :
        {&reference.dq, &reference.dk, &reference.dv, &reference.dbias, &reference.dsinks, &reference.dalibi})
@@ -41,6 +42,7 @@ inline void check_backward(BackwardCase& c, bool independent = true) {
 }
 inline void check_backward(const AttentionBackwardProblem& problem, std::uint64_t seed = 1,
                            std::optional<DType> gradients = {}) {
+  if (every_entry(problem).empty()) return;
   BackwardCase c(problem, seed, Placement::heap, gradients);
   INFO("seed " << seed);
   check_backward(c);

@@ -88,7 +88,7 @@ TEST_CASE("gradients of gathered keys: latent attention, whose values are column
       AttentionBackwardArgs args = c.args();
       share_memory(c, args);
       const BackwardReference wanted = oracle_backward(args);
-      for (const std::string& entry : usable_entries(c.problem)) {
+      for (const std::string& entry : every_entry(c.problem)) {
         INFO(entry << ": " << c.problem.to_string());
         c.clear();
         attention_backward(args, forced(entry));
@@ -156,7 +156,7 @@ TEST_CASE("gradients of gathered keys: lists of all keys give what dense keys gi
       AttentionBackwardArgs dense = args;
       dense.kv = KvSource::strided(args.kv.k, args.kv.v);
       const BackwardReference reference = oracle_backward(dense);
-      for (const std::string& entry : usable_entries(c.problem)) {
+      for (const std::string& entry : every_entry(c.problem)) {
         c.clear();
         attention_backward(args, forced(entry));
         const Verdict verdict = verdict_of(args, reference);
@@ -204,7 +204,7 @@ TEST_CASE("gradients of gathered keys: a sequence alone gives the bits it gives 
     const AttentionBackwardProblem problem = typed_backward("b=3 d=32 gathered " + std::string(sizes), DType::bf16);
     BackwardCase batch(problem, 3), single(problem, 3);
     REQUIRE(batch.inputs.k.layout().shape[0] == 3);
-    for (const std::string& entry : usable_entries(problem)) {
+    for (const std::string& entry : every_entry(problem)) {
       const Forced context = forced(entry);
       batch.clear(), single.clear();
       batch.run(context);

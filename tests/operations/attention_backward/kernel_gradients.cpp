@@ -131,7 +131,7 @@ TEST_CASE("backward: rows that see one key get nothing but dlse", "[kernel]") {
     return zeros;
   };
   const auto on_every_entry = [&](BackwardCase& c, const auto& check) {
-    for (const std::string& entry : usable_entries(c.problem)) {
+    for (const std::string& entry : every_entry(c.problem)) {
       INFO(entry << ": " << c.problem.to_string());
       c.clear();
       c.run(forced(entry));
@@ -210,7 +210,7 @@ TEST_CASE("backward: relative error on standard normal inputs", "[kernel][number
                             "sq=300 sk=200 d=80 dv=96", "sq=200 d=256", "hq=4 hk=1 sq=333 d=16", "sq=300 d=3"}) {
     BackwardCase c(typed_backward(words, dtype), 9);
     const BackwardReference reference = oracle_backward(c.args());
-    for (const std::string& entry : usable_entries(c.problem)) {
+    for (const std::string& entry : every_entry(c.problem)) {
       INFO(entry << ": " << c.problem.to_string());
       c.run(forced(entry));
       CHECK(c.verdict(reference).errors.rel_frobenius <= limit);
@@ -240,7 +240,7 @@ TEST_CASE("backward: gradients of any type are rounded once", "[kernel][numbers]
       std::vector<BackwardCase> rounded_once;
       for (const DType written : kFloatTypes)
         rounded_once.emplace_back(exact.problem, 4, Placement::heap, written, kLibrary);
-      for (const std::string& entry : usable_entries(exact.problem)) {
+      for (const std::string& entry : every_entry(exact.problem)) {
         exact.run(forced(entry));
         for (BackwardCase& once : rounded_once) {
           once.run(forced(entry));
@@ -279,7 +279,7 @@ TEST_CASE("backward: dout of any strides, those of an expanded scalar too", "[ke
           if (scalar || dim == args.dout.ndim - 1) args.dout.strides[static_cast<std::size_t>(dim)] = 0;
         if (scalar) args.dlse.strides = {};
         const BackwardReference reference = oracle_backward(args);
-        for (const std::string& entry : usable_entries(c.problem)) {
+        for (const std::string& entry : every_entry(c.problem)) {
           INFO(entry << ": " << c.problem.to_string());
           c.clear();
           attention_backward(args, forced(entry));
@@ -294,7 +294,7 @@ TEST_CASE("backward: gradients lie as they like", "[kernel]") {
   for (const char* words : {"b=2 hq=4 hk=2 sq=70 sk=130 d=24 dv=17 layout=bshd bias=hqk dbias",
                             "b=3 hq=2 sq=60 d=24 ragged_q=130 ragged_k=130 layout=bhds"}) {
     BackwardCase c(typed_backward(words, DType::f32)), other(c.problem);
-    for (const std::string& entry : usable_entries(c.problem)) {
+    for (const std::string& entry : every_entry(c.problem)) {
       INFO(entry << ": " << c.problem.to_string());
       c.run(forced(entry));
       for (const Dims& order : {Dims{3, 2, 1, 0}, Dims{1, 2, 0, 3}, Dims{0, 3, 1, 2}})
@@ -319,7 +319,7 @@ TEST_CASE("backward: gradients lie as they like", "[kernel]") {
 TEST_CASE("backward: each input lies as it likes", "[kernel]") {
   for (const DType dtype : {DType::f32, DType::bf16}) {
     BackwardCase c(typed_backward("hq=4 hk=2 sq=70 sk=130 d=24 dv=17 bias=hqk dbias", dtype)), other(c.problem);
-    for (const std::string& entry : usable_entries(c.problem)) {
+    for (const std::string& entry : every_entry(c.problem)) {
       INFO(entry << ": " << c.problem.to_string());
       c.run(forced(entry));
       for (const auto member : {&Case::q, &Case::k, &Case::v, &Case::out})
@@ -350,7 +350,7 @@ TEST_CASE("backward: what is not wanted changes no bit of what is", "[kernel][nu
         if (!scores) p.dbias = p.dsinks = p.dalibi = false;
         if (grads || p.dbias) parts.emplace_back(p, 6, Placement::heap, std::nullopt, kLibrary);
       }
-    for (const std::string& entry : usable_entries(all.problem)) {
+    for (const std::string& entry : every_entry(all.problem)) {
       all.run(forced(entry));
       for (BackwardCase& some : parts) {
         INFO(entry << ": " << some.problem.to_string());
@@ -373,7 +373,7 @@ TEST_CASE("backward: a sequence has the bits that it has alone", "[kernel][numbe
                             "b=6 hq=2 sq=60 sk=333 d=40 seqlens", "b=4 hq=2 sq=1 sk=640 d=64",
                             "b=4 hq=4 hk=2 sq=90 sk=2000 d=40 seqlens causal align=bottom_right"}) {
     BackwardCase c(typed_backward(words, dtype), 7, Placement::heap, {}, kLibrary);
-    for (const std::string& entry : usable_entries(c.problem)) {
+    for (const std::string& entry : every_entry(c.problem)) {
       INFO(entry << ": " << c.problem.to_string());
       c.run(forced(entry));
       const std::vector<std::byte> together = bits_of(c);
@@ -402,7 +402,7 @@ TEST_CASE("backward: ragged sequences have the bits of dense ones", "[kernel][nu
       lse.flat(i) = c.inputs.lse.at({row / p.sq, h, row % p.sq});
       if (c.dlse) dlse.flat(i) = c.dlse.at({row / p.sq, h, row % p.sq});
     }
-    for (const std::string& entry : usable_entries(p)) {
+    for (const std::string& entry : every_entry(p)) {
       INFO(entry << ": " << p.to_string());
       c.run(forced(entry));
       const std::vector<std::byte> dense = bits_of(c);
@@ -433,7 +433,7 @@ TEST_CASE("backward: a workspace is enough for sequences in more splits than the
     }
     c.run_forward();
     const BackwardReference reference = oracle_backward(c.args());
-    for (const std::string& entry : usable_entries(c.problem))
+    for (const std::string& entry : every_entry(c.problem))
       for (const int threads : {1, 3}) {
         const Plan plan(c.problem, forced(entry, std::make_shared<ThreadExecutor>(threads), threads));
         const Buffer workspace(plan.workspace_bytes(), Placement::back);

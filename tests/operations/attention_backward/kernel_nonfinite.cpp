@@ -44,7 +44,7 @@ struct Before {
   explicit Before(const AttentionBackwardProblem& given) : problem(given) {
     BackwardCase c(problem);
     reference = oracle_backward(c.args());
-    for (const std::string& entry : usable_entries(problem)) {
+    for (const std::string& entry : every_entry(problem)) {
       c.clear();
       c.run(forced(entry));
       values[entry] = values_of(c);
@@ -205,7 +205,7 @@ TEST_CASE("backward: rows without keys give and get nothing", "[kernel][long]") 
             c.dlse.at({0, 1, 17}) = value;
           },
           false);
-    for (const std::string& entry : usable_entries(problem)) {
+    for (const std::string& entry : every_entry(problem)) {
       BackwardCase c(problem);
       c.run(forced(entry));
       for (int64_t row = 0; row < 40; ++row)
@@ -242,7 +242,7 @@ TEST_CASE("backward: scores whose roundings are past the range of weights give f
       for (const char* what : {"", "causal sinks dsinks", "alibi dalibi", "bias=qk dbias", "dropout=0.25"}) {
         BackwardCase c(typed_backward("hq=2 sq=70 sk=70 d=16 scale=" + std::string(scale) + " " + what, dtype), 5,
                        Placement::heap, DType::f32);
-        for (const std::string& entry : usable_entries(c.problem)) {
+        for (const std::string& entry : every_entry(c.problem)) {
           INFO(entry << ": " << c.problem.to_string());
           c.clear();
           c.run(forced(entry));
