@@ -1,6 +1,7 @@
 // Assertions that more than one test file makes.
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <vector>
 
@@ -35,6 +36,13 @@ inline void check_every_entry(const AttentionProblem& problem, std::uint64_t see
   if (every_entry(problem).empty()) return;
   Case c(problem, seed);
   check_every_entry(c);
+}
+
+/// Whether a case of a product of choices is run: every n-th one is. That leaves every pair of choices if `n` and the
+/// numbers of choices have no common factor. On a GPU, whose kernels differ more from case to case, all are run.
+inline bool is_sampled(std::size_t& turn, std::size_t n) {
+  static const bool all = has_gpu();
+  return turn++ % n == 0 || all;
 }
 
 /// Runs the test case that calls it once for each type.

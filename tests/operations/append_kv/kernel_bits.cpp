@@ -84,6 +84,7 @@ TEST_CASE("caches: pages may lie in any order", "[kernel][long]") {
 
 TEST_CASE("caches: pages give the bits of the same keys in one piece", "[kernel][long]") {
   const DType dtype = each_cache_type();
+  auto turn = static_cast<std::size_t>(dtype);
   for (const char* words :
        {"hq=6 hk=2 sq=1 sk=1190 d=32 page=17", "hq=2 sq=7 sk=600 d=32 page=1", "hq=4 hk=1 sq=70 sk=640 d=32 page=128",
         "hq=2 hk=1 sq=70 sk=272 d=64 page=16", "hq=2 hk=1 sq=70 sk=272 d=64 page=16 window=70,-1",
@@ -91,6 +92,7 @@ TEST_CASE("caches: pages give the bits of the same keys in one piece", "[kernel]
         "hq=2 hk=1 sq=70 sk=288 d=64 page=48", "hq=2 hk=1 sq=70 sk=288 d=64 page=48 window=70,-1",
         "hq=2 hk=1 sq=70 sk=320 d=64 page=64", "hq=2 hk=1 sq=70 sk=320 d=64 page=64 window=70,-1"}) {
     for (const char* types : {"", " q=bf16 out=bf16"}) {
+      if (!is_sampled(turn, 3)) continue;
       const AttentionProblem paged = AttentionProblem::parse("attention b=2 lse causal align=bottom_right seqlens " +
                                                              std::string(words) + types + cache_words(dtype));
       AttentionProblem flat = paged;
@@ -108,8 +110,10 @@ TEST_CASE("caches: pages give the bits of the same keys in one piece", "[kernel]
 
 TEST_CASE("caches: a sequence alone gives the bits it gives in a batch", "[kernel][numbers]") {
   const DType dtype = each_cache_type();
+  auto turn = static_cast<std::size_t>(dtype);
   for (const char* rows : {"hq=6 hk=2 sq=1", "hq=5 hk=1 sq=3", "hq=4 hk=1 sq=30 q=bf16 out=bf16"}) {
     for (const char* layout : {"sk=1100", "sk=1104 page=16", "sk=600 ring"}) {
+      if (!is_sampled(turn, 2)) continue;
       const bool prompt = std::string(rows).find("bf16") != std::string::npos;  // of which tensor cores take one scale
       const AttentionProblem problem =
           AttentionProblem::parse("attention b=5 d=64 lse causal align=bottom_right seqlens " + std::string(rows) +

@@ -39,16 +39,17 @@ TEST_CASE("caches: every type in every layout", "[kernel]") {
 
 TEST_CASE("caches: every type in every layout with more rows", "[kernel][long]") {
   const DType dtype = each_cache_type();
+  std::size_t turn = static_cast<std::size_t>(dtype), other = turn + 1;
   for (const char* rows : {"hq=2 sq=1", "hq=6 hk=2 sq=1", "hq=5 hk=1 sq=2", "hq=16 hk=2 sq=7", "hq=2 hk=2 sq=64"}) {
     const std::string words = std::string(rows) + " d=32 dv=24" + cache_words(dtype);
-    check_every_layout(words, kScalesOfKeys, Placement::front);
-    check_every_layout(words, kScalesOfValues, Placement::back);
+    if (is_sampled(turn, 2)) check_every_layout(words, kScalesOfKeys, Placement::front);
+    if (is_sampled(other, 2)) check_every_layout(words, kScalesOfValues, Placement::back);
   }
 }
 
 TEST_CASE("caches: sampled problems", "[kernel][long]") {
   std::mt19937_64 random(501);
-  for (int i = 0; i < 80; ++i) {
+  for (int i = 0; i < 50; ++i) {
     const AttentionProblem problem = sample(random, kEverythingCached);
     Case c(problem, random() % 1000, i % 2 == 0 ? Placement::front : Placement::back);
     c.protect_inputs();
@@ -94,6 +95,7 @@ TEST_CASE("caches: scales and zeros of any shape", "[kernel]") {
 TEST_CASE("caches: tails of keys", "[kernel][long]") {
   const DType dtype = each_cache_type();
   if (dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16) return;
+  auto turn = static_cast<std::size_t>(dtype);
   for (const char* sizes :
        {"d=32 tail=8 dv=24", "d=23 tail=1 dv=8", "d=38 tail=36 dv=2", "d=11 tail=9 dv=17 layout=other",
         "d=80 tail=16 dv=64 latent", "d=54 tail=20 dv=34 latent layout=bhds"}) {
@@ -107,6 +109,7 @@ TEST_CASE("caches: tails of keys", "[kernel][long]") {
             return p;
           }();
           for (Placement placement : {Placement::front, Placement::back}) {
+            if (!is_sampled(turn, 5)) continue;
             Case c(problem, 3, placement);
             c.protect_inputs();
             check_every_entry(c);
@@ -146,6 +149,7 @@ TEST_CASE("caches: 16-bit queries and results", "[kernel]") {
 }
 
 TEST_CASE("caches: quantised keys of bf16 queries", "[kernel][numbers]") {
+  std::size_t n = 0;
   for (const char* words :
        {"hq=40 hk=1 sq=3 sk=700 d=128", "hq=2 sq=70 sk=300 d=64 causal align=bottom_right scale=3",
         "hq=16 hk=2 sq=9 sk=4500 d=32", "hq=40 hk=1 sq=3 sk=700 d=160 dv=128 tail=32 tail_dtype=bf16 latent",
@@ -154,11 +158,13 @@ TEST_CASE("caches: quantised keys of bf16 queries", "[kernel][numbers]") {
         "hq=8 sq=90 sk=200 d=160 dv=96 window=40,10 align=bottom_right mask=qk",
         "b=3 hq=4 hk=2 sq=35 sk=70 ragged_k=150 d=32 bias=qk layout=bshd"}) {
     const AttentionProblem sizes = AttentionProblem::parse("attention q=bf16 out=bf16 lse " + std::string(words));
+    ++n;  // or every size would have the same half
     for (const DType type : {DType::i8, DType::i4x2, DType::f8e4m3, DType::f8e5m2})
       for (const int turn : {0, 1, 2}) {
         AttentionProblem problem = sizes;
         problem.kv_dtype = type;
         const bool needs_scale = type == DType::i8 || type == DType::i4x2;
+        if (!is_sampled(n, 2)) continue;
         problem.k_groups = turn == 0 && !needs_scale ? 0 : turn == 1 ? (problem.d - problem.k_tail) / 32 : 1;
         problem.v_groups = turn == 2 ? problem.dv / 32 : needs_scale ? 1 : 0;
         check_every_entry(problem, static_cast<std::uint64_t>(turn) + 1);
@@ -200,6 +206,7 @@ TEST_CASE("caches: prompts over quantised keys", "[kernel][long]") {
 TEST_CASE("caches: few rows over quantised keys in many splits", "[kernel][numbers]") {
   const DType dtype = GENERATE(from_range(kQuantizedTypes));
   std::uint64_t n = 0;
+  auto turn = static_cast<std::size_t>(dtype);  // each type of keys has another one of queries
   for (const char* words :
        {"b=2 hq=8 hk=2 sq=1 sk=1504 d=128 page=16 seqlens sinks groups=4 zeros",
         "b=2 hq=4 hk=2 sq=5 sk=1100 d=64 causal align=bottom_right alibi k_groups=2 v_groups=1",
@@ -217,8 +224,9 @@ TEST_CASE("caches: few rows over quantised keys in many splits", "[kernel][numbe
     for (const char* types : {"", "q=bf16 out=bf16 ", "q=f16 out=f16 "}) {
       AttentionProblem problem = AttentionProblem::parse("attention lse " + std::string(types) + words);
       problem.kv_dtype = dtype;
-      check_every_entry(problem, n + n / 3);  // scales of every row, of pages, of all in turn
+      const std::uint64_t seed = n + n / 3;  // scales of every row, of pages, of all in turn
       ++n;
+      if (is_sampled(turn, 3)) check_every_entry(problem, seed);
     }
 }
 
@@ -266,10 +274,12 @@ TEST_CASE("caches: table entries that no row sees are not read", "[kernel]") {
 TEST_CASE("caches: batches of which some prefill and some decode", "[kernel][numbers]") {
   const DType dtype = each_cache_type();
   const std::int64_t starts[] = {0, 1, 2, 72, 75, 75, 275};
+  auto turn = static_cast<std::size_t>(dtype);
   for (const char* words : {"causal align=bottom_right", "align=bottom_right window=40,20 sinks"}) {
     for (const char* layout : {"sk=320 page=16 seqlens", "sk=306 page=17 seqlens", "sk=300 seqlens",
                                "sk=150 ring seqlens", "sk=300 ragged_k=900"}) {
       for (const char* types : {"", " q=bf16 out=bf16"}) {
+        if (!is_sampled(turn, 3)) continue;
         Case c(AttentionProblem::parse("attention b=6 hq=4 hk=2 sq=200 ragged_q=275 d=16 lse " + std::string(words) +
                                        " " + layout + types + cache_words(dtype, *types ? 1 : 2)),
                4);

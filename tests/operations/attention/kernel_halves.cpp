@@ -287,10 +287,12 @@ TEST_CASE("halves: what is wrong with a query stays in its row", "[kernel][numbe
 TEST_CASE("halves: what is wrong with a key or value stays with the rows that attend it", "[kernel][numbers]") {
   const DType dtype = each_type();
   const AttentionProblem problem = typed("attention sq=300 d=64 causal lse", dtype);
+  auto turn = static_cast<std::size_t>(dtype);
   const float denormal = dtype == DType::f16 ? 1e-7f : 1e-40f;
   for (std::int64_t key : {0, 31, 63, 64, 127, 255, 256, 299}) {
     for (float value : {kNaN, kInfinity, denormal}) {
       for (bool in_key : {true, false}) {
+        if (!is_sampled(turn, 5)) continue;
         check_others_keep_their_bits(
             problem,
             [&](Case& c) {

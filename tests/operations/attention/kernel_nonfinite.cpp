@@ -38,6 +38,7 @@ void check_unharmed(const Case& before, const Case& after, const Reference& refe
 
 TEST_CASE("NaN in a key or value reaches the rows that attend it and no other", "[kernel][numbers]") {
   const DType dtype = each_type();
+  auto turn = static_cast<std::size_t>(dtype);
   for (const char* what : {"", "causal", "causal align=-9", "window=6,3", "causal window=20,-1 align=30", "mask=hqk",
                            "bias=hqk", "mask=bk", "bias=bk mask=qk", "softcap=20 causal", "alibi causal",
                            "sinks causal", "causal layout=bshd", "causal layout=bhds", "mask=qk layout=other"}) {
@@ -48,6 +49,7 @@ TEST_CASE("NaN in a key or value reaches the rows that attend it and no other", 
     for (const std::string& entry : names) run(before.try_emplace(entry, problem).first->second.args(), entry);
     for (std::int64_t key : {0, 1, 33, 68, 69}) {
       for (bool in_key : {true, false}) {
+        if (!is_sampled(turn, 3)) continue;
         Case after(problem);
         (in_key ? after.k : after.v).at({1, 0, key, 5}) = kNaN;
         const Reference reference = oracle(after.args());

@@ -61,22 +61,22 @@ TEST_CASE("vector entries take every mix of types, matrix entries those of their
 }
 
 TEST_CASE("sampled sizes and heads", "[kernel][long]") {
-  check_samples(101, 80, {});
+  check_samples(101, 50, {});
 }
 TEST_CASE("sampled positions", "[kernel][long]") {
-  check_samples(102, 80, {.positions = true});
+  check_samples(102, 50, {.positions = true});
 }
 TEST_CASE("sampled scores", "[kernel][long]") {
-  check_samples(103, 80, {.scores = true});
+  check_samples(103, 50, {.scores = true});
 }
 TEST_CASE("sampled lengths", "[kernel][long]") {
-  check_samples(104, 80, {.lengths = true});
+  check_samples(104, 50, {.lengths = true});
 }
 TEST_CASE("sampled layouts", "[kernel][long]") {
-  check_samples(105, 60, {.layouts = true});
+  check_samples(105, 40, {.layouts = true});
 }
 TEST_CASE("sampled types", "[kernel][long]") {
-  check_samples(107, 120, {.types = true});
+  check_samples(107, 80, {.types = true});
 }
 TEST_CASE("sampled problems of every kind", "[kernel][slow]") {
   check_samples(106, 200, kEverything);
