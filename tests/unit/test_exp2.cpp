@@ -10,6 +10,13 @@
 
 namespace {
 
+float float_of(std::uint64_t bits) {
+  const auto low = static_cast<std::uint32_t>(bits);
+  float x;
+  std::memcpy(&x, &low, sizeof(x));
+  return x;
+}
+
 float exp2_of(const rapt::cpu::IsaKernels& table, float x) {
   float y = -1;
   table.exp2(&x, &y, 1);
@@ -27,7 +34,7 @@ double units_per(double exact) {
 
 }  // namespace
 
-TEST_CASE("exp2 is within 1 ulp for every float from -126 to 0, and 0 below", "[unit][slow]") {
+TEST_CASE("exp2 is within 1 ulp for every float from -126 to -2^-30, 1 above and 0 below", "[unit][slow]") {
   const auto tables = usable_tables();
   REQUIRE_FALSE(tables.empty());
   constexpr std::uint32_t kChunk = 1 << 16, kFirst = 0x80000000, kLast = 0xff800000;  // -0 to -inf, as bits
@@ -35,11 +42,10 @@ TEST_CASE("exp2 is within 1 ulp for every float from -126 to 0, and 0 below", "[
   std::vector<double> worst(tables.size()), exact(kChunk), units(kChunk);
   for (std::uint64_t first = kFirst; first <= kLast; first += kChunk) {
     const auto n = static_cast<std::uint32_t>(std::min<std::uint64_t>(kChunk, kLast + std::uint64_t{1} - first));
-    for (std::uint32_t i = 0; i < n; ++i) {
-      const std::uint32_t bits = static_cast<std::uint32_t>(first) + i;
-      std::memcpy(&x[i], &bits, sizeof(bits));
-    }
-    const bool below = x[0]<-126.0f, tiny = x[n - 1]> - 0x1p-30f;
+    const bool below = float_of(first)<-126.0f, tiny = float_of(first + n - 1)> - 0x1p-30f;
+    // Where results are all 0 or all 1, which is six sevenths of the floats, a sample.
+    if ((below || tiny) && first / kChunk % 61 != 0) continue;
+    for (std::uint32_t i = 0; i < n; ++i) x[i] = float_of(first + i);
     for (std::uint32_t i = 0; i < n && !below; ++i) {
       const double argument = x[i];
       exact[i] = tiny ? 1 + argument * 0.6931471805599453 : std::exp2(argument);  // the square is below 2^-60
