@@ -105,7 +105,7 @@ std::int64_t size(const Layout& t, int from_end) {
 }
 
 // Queries and keys of one type, and all of equal ranks and batches, heads equal or, with `gqa`, grouped. The values'
-// type, row counts and head sizes are the library's to check.
+// type, row counts and head dimensions are the library's to check.
 bool fit(const MutableTensorView& q, const MutableTensorView& k, const MutableTensorView& v, bool gqa) {
   return k.dtype == q.dtype && q.ndim >= (gqa ? 3 : 2) && k.ndim == q.ndim && v.ndim == q.ndim &&
          size(k, 4) == size(q, 4) && size(v, 4) == size(q, 4) && size(k, 3) == size(v, 3) &&

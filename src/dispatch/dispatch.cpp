@@ -21,7 +21,7 @@ constexpr BackendOf kBackends[] = {
     {DeviceType::cuda, [] { return cuda_backend_of_process().backend; }},
 };
 
-constexpr std::string_view kOtherTypes = "takes other element types", kOtherSizes = "takes other head sizes",
+constexpr std::string_view kOtherTypes = "takes other element types", kOtherSizes = "takes other head dimensions",
                            kNoDropout = "takes no dropout", kNoKeyTail = "takes no k_tail";
 
 // As far as it is known without asking the OS.

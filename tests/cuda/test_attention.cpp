@@ -1,4 +1,5 @@
-// Attention's kernels on a GPU, where only a GPU can get them wrong: in tiles, head sizes, layouts and splits of keys.
+// Attention's kernels on a GPU, where only a GPU can get them wrong: in tiles, head dimensions, layouts and splits of
+// keys.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -179,7 +180,7 @@ TEST_CASE("cuda: heads of 33 to 48 and of 65 to 96 columns", "[kernel]") {
   each_case(kMany, test);
 }
 
-// Rows that are not whole 16 bytes are loaded by threads: in the same blocks of keys, whatever the head size.
+// Rows that are not whole 16 bytes are loaded by threads: in the same blocks of keys, whatever the head dimension.
 TEST_CASE("cuda: rows that no tensor map takes give the bits of those that one takes", "[kernel]") {
   constexpr const char* kSizes[] = {"d=40", "d=64", "d=72", "d=80", "d=80 dv=64", "d=96", "d=128", "d=192"};
   constexpr const char* kShapes[] = {"hq=2 sq=100 sk=250 lse", "hq=2 sq=100 sk=77 lse", "hq=1 sq=1300 sk=70 lse",

@@ -337,8 +337,8 @@ TEST_CASE("cuda host: f8e4m3 products are opt-in, and say what they do not take"
   const std::vector<std::pair<std::string, std::string>> refused = {
       {"sq=70 d=72", "takes heads of 64 or 128 columns, of values as of keys"},
       {"sq=70 d=64 dv=128", "takes heads of 64 or 128 columns, of values as of keys"},
-      {"sq=70 d=256", "takes other head sizes"},
-      {"sq=70 d=32", "takes other head sizes"},
+      {"sq=70 d=256", "takes other head dimensions"},
+      {"sq=70 d=32", "takes other head dimensions"},
       {"sq=70 d=64 kv=bf16", "takes other element types"},
       {"sq=70 d=64 kv=f8e5m2", "takes other element types"},
       {"b=2 sq=70 d=64 ragged_q=90", "takes dense sequences of one length, which the host knows"},

@@ -9,7 +9,7 @@
 
 namespace rapt::cuda {
 
-// Calls `then` with the smallest compiled head size that fits the call, as a constant.
+// Calls `then` with the smallest compiled head dimension that fits the call, as a constant.
 template <class Then>
 auto with_head_size(const AttentionParams& p, Then then) {
   const std::int64_t size = std::max(p.d, p.dv);

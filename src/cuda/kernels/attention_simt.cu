@@ -1,5 +1,5 @@
 // attention_simt: out = softmax(q k^T) v in fp32 on the ordinary cores of any GPU, for all types, strides and head
-// sizes; FlashAttention-2's schedule in shared memory.
+// dimensions; FlashAttention-2's schedule in shared memory.
 //
 // The entry attention_simt.f32 calls it, and attention_prefill_f32 for its fallback rows. It does 2 b hq sq sk (d + dv)
 // flops, and reads K and V once from memory and once from L2 for each tile of rows. A thread block does a tile of 64

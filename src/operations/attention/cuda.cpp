@@ -19,7 +19,7 @@ struct AttentionKernel {
   const char* name;
   const char* isa;
   KernelFacts facts;
-  // Of a problem whose types and head sizes are the facts': why the kernel will not take it; empty if it will.
+  // Of a problem whose types and head dimensions are the facts': why the kernel will not take it; empty if it will.
   std::string_view (*refuse)(const AttentionParams&);
   // The same of what sizes do not say, scales of keys and values mostly; null: nothing.
   std::string_view (*refuse_problem)(const AttentionProblem&) = nullptr;
@@ -103,7 +103,7 @@ std::string_view refuse_prefill_cache(const AttentionProblem& p) {
   if (p.zeros || p.k_groups > 1 || p.v_groups > 1) return "takes scales of whole rows, without zeros";
   return kType == DType::f16 && p.v_groups > 0 ? "takes no scales of values, which fp16 may lack the range for" : "";
 }
-// Its blocks of rows and keys depend on the head size, so the facts have none.
+// Its blocks of rows and keys depend on the head dimension, so the facts have none.
 template <DType kType>
 constexpr AttentionKernel prefill(const char* name, const char* arithmetic) {
   return {.name = name,

@@ -29,9 +29,9 @@ AttentionShape shape_of(const AttentionParams& params);
 AttentionShape shape_of(const AttentionProblem& problem);
 
 // Of entries whose phase is prefill, in 16-bit types. No bit depends on the choice but for the blocks of keys, which
-// depend on head size, causal or right window, and modifiers alone: so a row has the same bits in every layout. Values
-// that are not finite and hidden count for a tile: so tiles depend on the sequences' sizes alone, or, where no key is
-// hidden, on the batch too.
+// depend on head dimension, causal or right window, and modifiers alone: so a row has the same bits in every layout.
+// Values that are not finite and hidden count for a tile: so tiles depend on the sequences' sizes alone, or, where no
+// key is hidden, on the batch too.
 PrefillConfig prefill_config(const AttentionShape& shape, int multiprocessors);
 
 // Of entries whose phase is decode, and of the short sequences of ragged calls.

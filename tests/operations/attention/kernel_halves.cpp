@@ -83,7 +83,7 @@ TEST_CASE("halves: key ranges end anywhere", "[kernel][long]") {
   }
 }
 
-TEST_CASE("halves: head sizes", "[kernel]") {
+TEST_CASE("halves: head dimensions", "[kernel]") {
   const DType dtype = each_half();
   for (std::int64_t d : {1, 8, 31, 40, 72, 80, 96, 100, 160, 256}) {
     for (std::int64_t dv : {d, std::int64_t{257} - d, std::int64_t{8}}) {

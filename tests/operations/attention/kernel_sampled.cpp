@@ -82,7 +82,7 @@ TEST_CASE("sampled problems of every kind", "[kernel][slow]") {
   check_samples(106, 200, kEverything);
 }
 
-TEST_CASE("every head size from 1 to 576 in steps", "[kernel]") {
+TEST_CASE("every head dimension from 1 to 576 in steps", "[kernel]") {
   for (std::int64_t d = 1; d <= 576; d += d < 40 ? 1 : d < 160 ? 13 : 83) {
     AttentionProblem p;
     p.sq = 9;

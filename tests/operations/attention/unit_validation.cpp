@@ -173,7 +173,7 @@ TEST_CASE("validation: shapes that do not fit together", "[unit]") {
   }
 }
 
-TEST_CASE("validation: head counts and head sizes", "[unit]") {
+TEST_CASE("validation: head counts and head dimensions", "[unit]") {
   refuses("k", [](AttentionArgs& a, Case&) {  // 3 query heads, 2 key heads
     a.q.shape[1] = a.out.shape[1] = a.lse.shape[1] = 3;
   });

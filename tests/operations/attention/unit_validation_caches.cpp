@@ -250,7 +250,7 @@ TEST_CASE("validation: scales and zeros", "[unit]") {
     refuses(
         "kv.v_zero", [=](AttentionArgs& a, Case&) { a.kv.v_zero.shape[dim] = 3; }, i8);
   }
-  // Heads have scales of their own; a head size is cut into equal groups, a scale and a zero have as many.
+  // Heads have scales of their own. Columns of a head make equal groups, and a scale and a zero have as many.
   refuses(
       "kv.k_scale", [=](AttentionArgs& a, Case&) { a.kv.k_scale.shape[1] = 1; }, i8);
   for (const std::int64_t groups : {0, 3, 16}) {

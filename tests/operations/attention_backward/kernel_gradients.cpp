@@ -162,7 +162,7 @@ TEST_CASE("backward: rows that see one key get nothing but dlse", "[kernel]") {
   on_every_entry(part, [&] { CHECK(zeros_of(part.dq) < part.dq.size() / 8); });
 }
 
-TEST_CASE("backward: head sizes", "[kernel][long]") {
+TEST_CASE("backward: head dimensions", "[kernel][long]") {
   for (std::size_t i = 0; i < std::size(kHeadSizes); ++i)
     for (const std::size_t turn : {0, 1, 2, 3}) {
       const int64_t d = kHeadSizes[i], dv = kHeadSizes[turn == 0 ? i : (i + 3 * turn + 1) % std::size(kHeadSizes)];
