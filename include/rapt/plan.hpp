@@ -67,11 +67,11 @@ struct EntryInfo {
   std::string isa;         ///< "avx2", "amx"; GPUs: "cuda" for any GPU, otherwise "sm90a"
   std::vector<DType>
       dtypes;  ///< types that it takes for q, k and v, or for the first tensors of operations without them
-  std::int64_t min_head_size = 1;        ///< smallest head dimension, of d and dv
-  std::int64_t max_head_size = 0;        ///< largest head dimension, of d and dv
-  std::int64_t max_value_head_size = 0;  ///< largest dv
-  int block_q = 0, block_k = 0;          ///< query rows and keys of its innermost block; 0: none, or they vary
-  bool dropout = false;                  ///< attention and its gradients: takes dropout
+  std::int64_t min_head_dim = 1;        ///< smallest head dimension, of d and dv
+  std::int64_t max_head_dim = 0;        ///< largest head dimension, of d and dv
+  std::int64_t max_value_head_dim = 0;  ///< largest dv
+  int block_q = 0, block_k = 0;         ///< query rows and keys of its innermost block; 0: none, or they vary
+  bool dropout = false;                 ///< attention and its gradients: takes dropout
   std::string unusable;  ///< empty, or why this machine cannot run it or the OS denies it to this process
   std::string opt_in;    ///< empty, or why it runs only if its name or RAPT_ISA is forced
 };

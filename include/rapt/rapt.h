@@ -236,11 +236,11 @@ typedef struct rapt_entry_info {
   const char* arithmetic; /* the type of its products: "f32"; "f16x3" is fp16 by three products of bf16 components */
   const char* isa;        /* "avx2", "amx"; GPUs: "cuda" for any GPU, otherwise "sm90a" */
   uint32_t dtypes;        /* types that it takes for q, k and v: the bit 1 << t for each rapt_dtype t */
-  int64_t min_head_size;  /* smallest head dimension, of d and dv */
-  int64_t max_head_size;  /* largest head dimension, of d and dv */
-  int64_t max_value_head_size; /* largest dv */
-  const char* unusable;        /* "", or why this machine cannot run it */
-  const char* opt_in;          /* "", or why it runs only if its name or RAPT_ISA is forced */
+  int64_t min_head_dim;   /* smallest head dimension, of d and dv */
+  int64_t max_head_dim;   /* largest head dimension, of d and dv */
+  int64_t max_value_head_dim; /* largest dv */
+  const char* unusable;       /* "", or why this machine cannot run it */
+  const char* opt_in;         /* "", or why it runs only if its name or RAPT_ISA is forced */
 } rapt_entry_info;
 
 /* Every entry of this build, in dispatch order. */

@@ -212,8 +212,8 @@ def probabilities(tensors: tuple[Any, ...], given: Options, seed: Tensor | None,
         rows, keys = _longest("max_seqlen_q", longest[0], borders_q), _longest("max_seqlen_k", longest[1], borders_k)
         k = k[: used_rows(k, borders_k)]
         place = torch.arange(k.shape[0], device="cpu") - torch.repeat_interleave(borders_k[:-1], borders_k.diff())
-    if keys > _refusals.MAX_HEAD_SIZE:
-        raise NotImplementedError(f"return_attn_probs: got {keys} keys with dropout; wanted at most {_refusals.MAX_HEAD_SIZE}")
+    if keys > _refusals.MAX_HEAD_DIM:
+        raise NotImplementedError(f"return_attn_probs: got {keys} keys with dropout; wanted at most {_refusals.MAX_HEAD_DIM}")
     with torch.no_grad():
         # Values that are rows of the identity make results that are the probabilities.
         one_hot = torch.nn.functional.one_hot(place.long(), keys).to(q.dtype).unsqueeze(-2)

@@ -29,11 +29,11 @@ class Entry(TypedDict):
     """ "avx2", "amx"; GPUs: "cuda" for any GPU, otherwise "sm90a"."""
     dtypes: list[str]
     """Types that it takes for q, k and v, for a cache, or for the first tensors of operations without them."""
-    min_head_size: int
+    min_head_dim: int
     """The smallest head dimension, of d and dv."""
-    max_head_size: int
+    max_head_dim: int
     """The largest head dimension, of d and dv."""
-    max_value_head_size: int
+    max_value_head_dim: int
     """The largest dv."""
     unusable: str
     """Empty, or why this machine cannot run it."""

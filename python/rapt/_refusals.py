@@ -18,7 +18,7 @@ from rapt import _core
 from rapt._info import Entry
 
 _DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
-MAX_HEAD_SIZE = 8192  # docs/contract.md
+MAX_HEAD_DIM = 8192  # docs/contract.md
 _MAX_SCALE = torch.finfo(torch.float32).max
 _NUMBERS: Any = (float, int, np.floating, np.integer)
 
@@ -115,8 +115,8 @@ def misfit(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, gqa: bool) -> s
     qs, ks, vs = q.shape, k.shape, v.shape
     if len(qs) < 2 or len(ks) < 2 or len(vs) < 2 or ks[-2] != vs[-2] or qs[-1] != ks[-1]:
         return "query, key and value whose shapes do not fit"
-    if not 0 < qs[-1] <= MAX_HEAD_SIZE or not 0 < vs[-1] <= MAX_HEAD_SIZE:
-        return f"head dimensions of 0, or above {MAX_HEAD_SIZE}"
+    if not 0 < qs[-1] <= MAX_HEAD_DIM or not 0 < vs[-1] <= MAX_HEAD_DIM:
+        return f"head dimensions of 0, or above {MAX_HEAD_DIM}"
     if gqa and (len(qs) < 3 or len(ks) < 3 or len(vs) < 3 or ks[-3] != vs[-3] or ks[-3] == 0 or qs[-3] % ks[-3] != 0):
         return "enable_gqa with heads that do not divide"
     batch = batch_shape(qs, ks, vs, gqa)
@@ -175,7 +175,7 @@ def _cuda_refusal() -> str:
 
 def _cuda_preference(dtype: torch.dtype, d: int, dv: int) -> str:
     """Why PyTorch is faster for calls with these head dimensions, "" if it is not."""
-    largest, tensor_cores = _cuda_head_sizes(dtype)
+    largest, tensor_cores = _cuda_head_dims(dtype)
     if dv > largest:
         return f"values of more than {largest} columns on a GPU"
     if tensor_cores is None:
@@ -187,22 +187,22 @@ def _cuda_preference(dtype: torch.dtype, d: int, dv: int) -> str:
     return f"tensors of {dtype}{sizes} on a GPU, for which dispatch has no tensor-core kernel"
 
 
-def _cuda_head_sizes(dtype: torch.dtype) -> tuple[int, tuple[tuple[int, int, int], ...] | None]:
+def _cuda_head_dims(dtype: torch.dtype) -> tuple[int, tuple[tuple[int, int, int], ...] | None]:
     """The most columns of values that a kernel takes without a matrix of scores in memory. And the least and the most columns
     of keys and the most of values of each tensor-core kernel, None where the call needs none."""
     own = _DTYPES[dtype]
     attention = [e for e in _cuda_entries() if e["operation"] == "attention" and own in e["dtypes"]]
     chosen = [e for e in attention if not e["unusable"] and not e["opt_in"]]
-    largest = max((e["max_value_head_size"] for e in chosen if e["phase"] != "naive"), default=0)
+    largest = max((e["max_value_head_dim"] for e in chosen if e["phase"] != "naive"), default=0)
     if own == "f32" or os.environ.get("RAPT_KERNEL"):
         return largest, None
     kernels = [e for e in chosen if e["arithmetic"] == own]
-    return largest, tuple((e["min_head_size"], e["max_head_size"], e["max_value_head_size"]) for e in kernels)
+    return largest, tuple((e["min_head_dim"], e["max_head_dim"], e["max_value_head_dim"]) for e in kernels)
 
 
 cuda_runs._dynamo_marked_constant = True  # type: ignore[attr-defined]
 _cuda_refusal._dynamo_marked_constant = True  # type: ignore[attr-defined]
-_cuda_head_sizes._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_cuda_head_dims._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _mask_misfit(mask: Tensor, dtype: torch.dtype, scores: list[int]) -> str:

@@ -40,9 +40,9 @@ nb::list entry_list() {
     nb::list dtypes;
     for (const DType dtype : info.dtypes) dtypes.append(std::string(to_string(dtype)));
     entry["dtypes"] = dtypes;
-    entry["min_head_size"] = info.min_head_size;
-    entry["max_head_size"] = info.max_head_size;
-    entry["max_value_head_size"] = info.max_value_head_size;
+    entry["min_head_dim"] = info.min_head_dim;
+    entry["max_head_dim"] = info.max_head_dim;
+    entry["max_value_head_dim"] = info.max_value_head_dim;
     entry["unusable"] = info.unusable;
     entry["opt_in"] = info.opt_in;
     list.append(entry);

@@ -240,7 +240,7 @@ def test_info():
     usable = [entry for entry in info["entries"] if not entry["unusable"]]
     kinds = {(entry["operation"], entry["phase"]) for entry in usable}
     assert kinds >= {("attention", "prefill"), ("attention", "decode"), ("append_kv", "all"), ("merge_states", "all")}
-    assert all(entry["dtypes"] and 1 <= entry["min_head_size"] <= entry["max_head_size"] for entry in usable)
+    assert all(entry["dtypes"] and 1 <= entry["min_head_dim"] <= entry["max_head_dim"] for entry in usable)
     cpu, cuda = info["backends"]
     assert cpu == {"name": "cpu", "library": "", "version": rapt.__version__, "missing": ""}
     found = any(entry["backend"] == "cuda" for entry in info["entries"])

@@ -18,7 +18,7 @@ from rapt.flash_attn import (
 
 pytestmark = pytest.mark.usefixtures("seeded_and_without_fallbacks")
 HEADS = ((4, 4), (6, 1), (6, 2))  # MHA, MQA, GQA
-HEAD_SIZES = (32, 40, 59, 64, 80, 96, 111, 128, 160, 192, 224, 256)
+HEAD_DIMS = (32, 40, 59, 64, 80, 96, 111, 128, 160, 192, 224, 256)
 LENGTHS = ((1, 1), (3, 1), (1, 30), (17, 17), (31, 64), (64, 31), (40, 113))
 
 
@@ -51,7 +51,7 @@ def check_gradients(made, wanted, tensors, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("d", HEAD_SIZES)
+@pytest.mark.parametrize("d", HEAD_DIMS)
 def test_dense_calls(d, dtype):
     rng = random.Random(d)
     for (hq, hk), (sq, sk) in zip(HEADS, rng.sample(LENGTHS, 3)):
@@ -117,7 +117,7 @@ def test_ragged_calls(kind, dtype):
     """used: seqused_q, seqused_k. spare: tensors with rows of no sequence."""
     for seed, (hq, hk) in enumerate(HEADS * 2):
         rng = random.Random(seed)
-        d, dv = rng.choice(HEAD_SIZES[:7]), rng.choice((32, 48))
+        d, dv = rng.choice(HEAD_DIMS[:7]), rng.choice((32, 48))
         cu_q, cu_k = borders(rng, 4, 40), borders(rng, 4, 70)
         spare = 5 if kind == "spare" else 0
         q = randn(cu_q[-1] + spare, hq, d, dtype=dtype, grad=True)

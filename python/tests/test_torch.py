@@ -62,7 +62,7 @@ def test_parity(shape, is_causal):
     assert max_err < 5e-6
 
 
-def test_lengths_and_head_sizes():
+def test_lengths_and_head_dims():
     q = randn(2, 4, 9, 40)
     k, v = randn(2, 4, 21, 40), randn(2, 4, 21, 24)
     check(q, k, v)

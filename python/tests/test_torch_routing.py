@@ -30,7 +30,7 @@ def cuda_entries(*entries):
 
 def entry(arithmetic, dtypes, largest, largest_value, phase="prefill", operation="attention"):
     kernel = {"operation": operation, "phase": phase, "arithmetic": arithmetic, "dtypes": dtypes, "unusable": "", "opt_in": ""}
-    return kernel | {"min_head_size": 1, "max_head_size": largest, "max_value_head_size": largest_value}
+    return kernel | {"min_head_dim": 1, "max_head_dim": largest, "max_value_head_dim": largest_value}
 
 
 ALL = ["f32", "bf16", "f16", "i8"]

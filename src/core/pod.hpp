@@ -142,7 +142,7 @@ struct KernelFacts {
   bool key_tail = false;         // takes keys whose last columns lie in a tensor of their own
   const char* opt_in = nullptr;  // why it runs only where it is forced; null: dispatch may choose it
   int block_q = 0, block_k = 0;  // query rows and keys of its innermost block; 0: it has none
-  std::int64_t min_head_size = 1, max_head_size = 1 << 13, max_value_head_size = 1 << 13;  // of d and dv; of dv alone
+  std::int64_t min_head_dim = 1, max_head_dim = 1 << 13, max_value_head_dim = 1 << 13;  // of d and dv; of dv alone
 };
 
 }  // namespace rapt

@@ -12,7 +12,7 @@
 namespace rapt {
 
 inline constexpr std::int64_t kMaxOffset = std::int64_t{1} << 52;  // of positions
-inline constexpr std::int64_t kMaxHeadSize = 1 << 13;              // scratch is proportional to it
+inline constexpr std::int64_t kMaxHeadDim = 1 << 13;               // scratch is proportional to it
 
 std::string shape_text(const Layout& layout);
 bool same_shape(const Layout& a, const Layout& b);

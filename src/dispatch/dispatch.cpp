@@ -33,7 +33,7 @@ std::string_view unusable(const Entry& entry) {
 std::string_view refusal_by(const KernelFacts& facts, const Problem& problem) {
   const auto [types, d, dv] = std::visit([](const auto& p) { return needs_of(p); }, problem);
   if ((types & ~facts.dtypes) != 0) return kOtherTypes;
-  if (std::min(d, dv) < facts.min_head_size || std::max(d, dv) > facts.max_head_size || dv > facts.max_value_head_size)
+  if (std::min(d, dv) < facts.min_head_dim || std::max(d, dv) > facts.max_head_dim || dv > facts.max_value_head_dim)
     return kOtherSizes;
   if (const AttentionProblem* p = attention_of(problem)) {
     if (p->dropout != 0 && !facts.dropout) return kNoDropout;
@@ -68,8 +68,8 @@ EntryInfo info_of(const Backend& backend, const Entry& entry) {
   info.arithmetic = facts.arithmetic, info.isa = entry.isa;
   for (const DType dtype : kDTypes)
     if (only(dtype) & facts.dtypes) info.dtypes.push_back(dtype);
-  info.min_head_size = facts.min_head_size, info.max_head_size = facts.max_head_size;
-  info.max_value_head_size = std::min(facts.max_value_head_size, facts.max_head_size);
+  info.min_head_dim = facts.min_head_dim, info.max_head_dim = facts.max_head_dim;
+  info.max_value_head_dim = std::min(facts.max_value_head_dim, facts.max_head_dim);
   info.block_q = facts.block_q, info.block_k = facts.block_k, info.dropout = facts.dropout;
   info.unusable = unusable(entry), info.opt_in = entry.opt_in;
   return info;

@@ -194,7 +194,7 @@ static void test_isa_and_kernel(void) {
   CHECK(entry_count > 0);
   for (size_t i = 0; i < entry_count; ++i) {
     CHECK(entries[i].name[0] != '\0' && entries[i].backend[0] != '\0' && entries[i].isa[0] != '\0');
-    CHECK(entries[i].dtypes != 0 && entries[i].max_head_size >= entries[i].min_head_size);
+    CHECK(entries[i].dtypes != 0 && entries[i].max_head_dim >= entries[i].min_head_dim);
     if (entries[i].operation != RAPT_OPERATION_ATTENTION) continue;
     if (entries[i].unusable[0] != '\0') continue;
     ++usable;

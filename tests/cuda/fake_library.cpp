@@ -23,7 +23,7 @@ class FakeEntry final : public Entry {
   FakeEntry() {
     facts.operation = Operation::attention;
     facts.dtypes = ~decltype(facts.dtypes){0};
-    facts.max_head_size = facts.max_value_head_size = 64;
+    facts.max_head_dim = facts.max_value_head_dim = 64;
     facts.arithmetic = "fake";
     isa = "cuda";
     name = framework.entry_name(facts, isa);

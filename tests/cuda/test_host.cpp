@@ -135,7 +135,7 @@ TEST_CASE("cuda host: entries say what they multiply in, which GPUs they need an
     std::string name, arithmetic, isa;
     Phase phase;
     std::vector<DType> dtypes;
-    std::int64_t min_head_size = 1, max_head_size = 8192, max_value_head_size = 8192;
+    std::int64_t min_head_dim = 1, max_head_dim = 8192, max_value_head_dim = 8192;
     Operation operation = Operation::attention;
   };
   constexpr DType kF32 = DType::f32, kF16 = DType::f16, kBf16 = DType::bf16;
@@ -189,9 +189,9 @@ TEST_CASE("cuda host: entries say what they multiply in, which GPUs they need an
     CHECK(info.arithmetic == expected->arithmetic);
     CHECK(info.isa == expected->isa);
     CHECK(info.dtypes == expected->dtypes);
-    CHECK(info.min_head_size == expected->min_head_size);
-    CHECK(info.max_head_size == expected->max_head_size);
-    CHECK(info.max_value_head_size == expected->max_value_head_size);
+    CHECK(info.min_head_dim == expected->min_head_dim);
+    CHECK(info.max_head_dim == expected->max_head_dim);
+    CHECK(info.max_value_head_dim == expected->max_value_head_dim);
     CHECK(info.unusable.empty());
     if (info.operation != Operation::attention) continue;
 
@@ -199,8 +199,8 @@ TEST_CASE("cuda host: entries say what they multiply in, which GPUs they need an
     options.kernel = info.name;
     const Context context(options);
     for (const DType dtype : {kF32, kBf16, kF16})
-      for (const std::int64_t size : {std::int64_t{1}, info.min_head_size - 1, info.min_head_size, info.max_head_size,
-                                      info.max_head_size + 1, info.max_value_head_size, info.max_value_head_size + 1})
+      for (const std::int64_t size : {std::int64_t{1}, info.min_head_dim - 1, info.min_head_dim, info.max_head_dim,
+                                      info.max_head_dim + 1, info.max_value_head_dim, info.max_value_head_dim + 1})
         for (const bool of_values : {false, true}) {
           AttentionProblem problem = AttentionProblem::parse("attention sq=40 d=64 dv=64");
           if (size < 1 || size > 8192) continue;
@@ -209,8 +209,8 @@ TEST_CASE("cuda host: entries say what they multiply in, which GPUs they need an
           (of_values ? problem.dv : problem.d) = size;
           const auto& types = expected->dtypes;
           const bool taken = std::find(types.begin(), types.end(), dtype) != types.end() &&
-                             size >= expected->min_head_size &&
-                             size <= (of_values ? expected->max_value_head_size : expected->max_head_size);
+                             size >= expected->min_head_dim &&
+                             size <= (of_values ? expected->max_value_head_dim : expected->max_head_dim);
           INFO(problem.to_string());
           if (taken) CHECK(Plan(problem, context).entry() == info.name);
           else CHECK_THROWS_AS(Plan(problem, context), Error);

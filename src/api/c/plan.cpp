@@ -22,7 +22,7 @@ struct Entries {
     for (const auto& e : entries)
       views.push_back({e.name.c_str(), e.backend.c_str(), static_cast<std::int32_t>(e.operation),
                        static_cast<std::int32_t>(e.phase), e.arithmetic.c_str(), e.isa.c_str(), types_of(e),
-                       e.min_head_size, e.max_head_size, e.max_value_head_size, e.unusable.c_str(), e.opt_in.c_str()});
+                       e.min_head_dim, e.max_head_dim, e.max_value_head_dim, e.unusable.c_str(), e.opt_in.c_str()});
   }
   bool operator==(const Entries& other) const {
     const auto alike = [](const auto& a, const auto& b) { return a.unusable == b.unusable; };

@@ -395,8 +395,8 @@ const DeltaRuleKernel kDeltaRule = {.facts = {.operation = Operation::delta_rule
                                               .phase = Phase::all,
                                               .arithmetic = "f32",
                                               .dtypes = kFloatTypes,
-                                              .max_head_size = 256,
-                                              .max_value_head_size = 256},
+                                              .max_head_dim = 256,
+                                              .max_value_head_dim = 256},
                                     .columns = kVecsOfBlock * kLanes,
                                     .scratch_bytes = bytes_of<DeltaRuleScratch>,
                                     .run = run};

@@ -75,8 +75,8 @@ const DeltaRuleKernel kDeltaRuleNaive = {.facts = {.operation = Operation::delta
                                                    .phase = Phase::naive,
                                                    .arithmetic = "f32",
                                                    .dtypes = kFloatTypes,
-                                                   .max_head_size = 256,
-                                                   .max_value_head_size = 256},
+                                                   .max_head_dim = 256,
+                                                   .max_value_head_dim = 256},
                                          .columns = kLanes,
                                          .scratch_bytes = bytes_of<DeltaRuleNaiveScratch>,
                                          .run = run};

@@ -11,7 +11,7 @@ namespace rapt::cuda {
 
 // Calls `then` with the smallest compiled head dimension that fits the call, as a constant.
 template <class Then>
-auto with_head_size(const AttentionParams& p, Then then) {
+auto with_head_dim(const AttentionParams& p, Then then) {
   const std::int64_t size = std::max(p.d, p.dv);
   if (size <= 64) return then(std::integral_constant<int, 64>());
   if (size <= 128) return then(std::integral_constant<int, 128>());

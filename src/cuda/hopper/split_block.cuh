@@ -245,8 +245,8 @@ struct WarpResults {
 #pragma unroll 1
     for (int r = threadIdx.x / 32; fallback != 0; r += kWarps, fallback >>= 1)
       if (fallback & 1)
-        recompute_rows<void, kDecodeMaxHeadSize, true>(p, static_cast<int>(head.b), static_cast<int>(head.hk),
-                                                       block.row_begin + r, 1);
+        recompute_rows<void, kDecodeMaxHeadDim, true>(p, static_cast<int>(head.b), static_cast<int>(head.hk),
+                                                      block.row_begin + r, 1);
   }
 };
 

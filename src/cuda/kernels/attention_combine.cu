@@ -19,7 +19,7 @@ static_assert(kMaxSplitRows == kDecodeMaxRows, "ragged sequences are split where
 
 // Thread blocks on a multiprocessor.
 template <int kMaxSize>
-constexpr int kBlocksPerMultiprocessor = kMaxSize > kDecodeMaxHeadSize ? 2 : 4;
+constexpr int kBlocksPerMultiprocessor = kMaxSize > kDecodeMaxHeadDim ? 2 : 4;
 
 // The sequence that has row `row` of rows that follow each other.
 __device__ std::int64_t sequence_of_row(const AttentionParams& p, std::int64_t row) {
@@ -179,8 +179,8 @@ bool decode_writes_output_directly(const AttentionParams& p) {
 }
 
 cudaError_t launch_attention_combine(const AttentionParams& p, const PartialResults& partials, cudaStream_t stream) {
-  return p.dv <= kDecodeMaxHeadSize ? combine_rows<kDecodeMaxHeadSize>(p, partials, stream)
-                                    : combine_rows<kLatentMaxValueHeadSize>(p, partials, stream);
+  return p.dv <= kDecodeMaxHeadDim ? combine_rows<kDecodeMaxHeadDim>(p, partials, stream)
+                                   : combine_rows<kLatentMaxValueHeadDim>(p, partials, stream);
 }
 
 }  // namespace rapt::cuda

@@ -187,13 +187,13 @@ constexpr auto kKernels = [] {
   std::size_t count = 0;
   for (const int size : {64, 128, 256}) {
     for (const DType type : {DType::bf16, DType::f16})
-      for (const int tiles : {1, 2}) kernels[count++] = {.kv_type = type, .head_size = size, .row_tiles = tiles};
+      for (const int tiles : {1, 2}) kernels[count++] = {.kv_type = type, .head_dim = size, .row_tiles = tiles};
     for (unsigned value = 0; value < 32; ++value) {
       const auto type = static_cast<DType>(value);
       if (!(only(type) & kCodes)) continue;
-      kernels[count++] = {.kv_type = type, .head_size = size, .row_tiles = 1, .query_components = 3};
+      kernels[count++] = {.kv_type = type, .head_dim = size, .row_tiles = 1, .query_components = 3};
       for (const int tiles : {1, 2, 4})
-        if (size < 256 || tiles < 4) kernels[count++] = {.kv_type = type, .head_size = size, .row_tiles = tiles};
+        if (size < 256 || tiles < 4) kernels[count++] = {.kv_type = type, .head_dim = size, .row_tiles = tiles};
     }
   }
   return kernels;

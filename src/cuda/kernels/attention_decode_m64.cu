@@ -22,7 +22,7 @@ constexpr auto kKernels = [] {
     for (const int size : {64, 128, 192, 256})
       for (const bool modified : {false, true})
         kernels[count++] = {.element = element,
-                            .head_size = size,
+                            .head_dim = size,
                             .columns = size,
                             .block_k = 64,
                             .math_warpgroups = 1,

@@ -22,27 +22,27 @@ constexpr auto kernels_of(DType element) {
     const int block_k = size > 128 ? 64 : 128;
     for (const bool modified : {false, true})
       for (const bool quantized : {false, true})
-        add({.head_size = size, .columns = size, .block_k = block_k, .modified = modified, .quantized = quantized});
+        add({.head_dim = size, .columns = size, .block_k = block_k, .modified = modified, .quantized = quantized});
   }
   for (const int columns : {48, 64}) {
-    add({.head_size = 64, .columns = columns, .tma = true});
+    add({.head_dim = 64, .columns = columns, .tma = true});
     for (const int block_k : {80, 128})
-      add({.head_size = 64,
+      add({.head_dim = 64,
            .columns = columns,
            .block_k = block_k,
            .tma = true,
            .dense = true,
            .warp_specialized = false});
     for (const bool dense : {false, true})
-      add({.head_size = 64, .columns = columns, .math_warpgroups = 3, .tma = true, .dense = dense});
+      add({.head_dim = 64, .columns = columns, .math_warpgroups = 3, .tma = true, .dense = dense});
   }
   for (const bool dense : {false, true}) {
     for (const int groups : {1, 3})
-      add({.head_size = 96, .columns = 80, .block_k = 96, .math_warpgroups = groups, .tma = true, .dense = dense});
-    for (const int columns : {80, 96}) add({.head_size = 96, .columns = columns, .tma = true, .dense = dense});
-    add({.head_size = 128, .columns = 128, .tma = true, .dense = dense});
+      add({.head_dim = 96, .columns = 80, .block_k = 96, .math_warpgroups = groups, .tma = true, .dense = dense});
+    for (const int columns : {80, 96}) add({.head_dim = 96, .columns = columns, .tma = true, .dense = dense});
+    add({.head_dim = 128, .columns = 128, .tma = true, .dense = dense});
   }
-  for (const int size : {192, 256}) add({.head_size = size, .columns = size, .block_k = 64, .tma = true});
+  for (const int size : {192, 256}) add({.head_dim = size, .columns = size, .block_k = 64, .tma = true});
   return kernels;
 }
 constexpr auto kBf16Kernels = kernels_of(DType::bf16), kF16Kernels = kernels_of(DType::f16);

@@ -488,7 +488,7 @@ std::size_t prefill_f32_workspace(const AttentionParams& p) {
   PrefillF32Params params{};
   params.p = p;
   const std::size_t own =
-      with_head_size(p, [&](auto size) { return lay_out<PrefillF32Config<size, false>>(params, nullptr); });
+      with_head_dim(p, [&](auto size) { return lay_out<PrefillF32Config<size, false>>(params, nullptr); });
   return p.total_q < 0 ? own : std::max(own, decode_workspace(p));
 }
 
@@ -500,7 +500,7 @@ cudaError_t launch_attention_prefill_f32(const AttentionParams& p, std::byte* wo
   params.q_vector = is_vector(p.q, p.q_stride, 4), params.k_vector = is_vector(p.k, p.k_stride, 4);
   params.v_vector = is_vector(p.v, p.v_stride, 4);
   params.out_vector = is_vector(p.out, p.out_stride, p.out_type == DType::f32 ? 4 : 2);
-  return with_head_size(p, [&](auto size) {
+  return with_head_dim(p, [&](auto size) {
     // Without a scale, masked scores would be -inf * 0.
     if (has_modifiers(p.score) || params.scale == 0)
       return launch<PrefillF32Config<size, true>>(params, workspace, stream);

@@ -457,7 +457,7 @@ cudaError_t launch_attention_simt(const AttentionParams& p, cudaStream_t stream,
   if (p.dv <= kColumns) return launch<1>(p, stream, fallback_rows);
   if (p.dv <= 2 * kColumns) return launch<2>(p, stream, fallback_rows);
   if (p.dv <= 4 * kColumns) return launch<4>(p, stream, fallback_rows);
-  return launch<kSimtMaxValueHeadSize / kColumns>(p, stream, fallback_rows);
+  return launch<kSimtMaxValueHeadDim / kColumns>(p, stream, fallback_rows);
 }
 
 }  // namespace rapt::cuda

@@ -11,7 +11,7 @@ namespace rapt::cuda {
 
 constexpr int kDecodeWarps = 4, kDecodeThreads = 32 * kDecodeWarps;
 constexpr int kGroupUnit = 32;  // columns; groups of scales are multiples, or whole rows
-constexpr int kMaxUnits = kDecodeMaxHeadSize / kGroupUnit;
+constexpr int kMaxUnits = kDecodeMaxHeadDim / kGroupUnit;
 
 // The sizes of a kernel's tiles and rings.
 template <DecodeConfig kConfig>
@@ -23,7 +23,7 @@ struct Decode {
   static constexpr bool kIs16Bit = Coding::kIs16Bit;
   // Weights are 2^kShift times as large as in the formula: fp16 has a short range below 1.
   static constexpr float kShift = kType == DType::f16 ? 7 : 0;
-  static constexpr int kSize = kConfig.head_size, kTiles = kConfig.row_tiles;
+  static constexpr int kSize = kConfig.head_dim, kTiles = kConfig.row_tiles;
   static constexpr int kComponents = kConfig.query_components;
   static constexpr int kRows = 8 * kTiles;
   static constexpr int kRowBytes = kSize / Coding::kChunk * 16, kChunks = kRowBytes / 16;

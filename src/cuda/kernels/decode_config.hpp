@@ -18,7 +18,7 @@ enum class DecodePath : std::uint8_t {
 
 struct DecodeConfig {
   DType kv_type = DType::bf16;  // of keys and values: 16-bit elements, or codes
-  int head_size = 128;          // columns of a row in shared memory
+  int head_dim = 128;           // columns of a row in shared memory
   int row_tiles = 1;            // of 8 query rows
   int query_components = 1;     // numbers of bf16 whose sum is a query's element
   DecodePath path = DecodePath::general;

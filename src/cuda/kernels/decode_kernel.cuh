@@ -269,8 +269,8 @@ __global__ void __launch_bounds__(kDecodeThreads, C::kBlocksPerMultiprocessor)
     asm volatile("" : "+r"(cluster_block));  // recomputes `block`, rather than keep it in registers until here
     const SplitBlock same_block(params.p, params.partials, params.grid, C::kRows, cluster_block);
     const int warp = threadIdx.x / 32;
-    combine_in_cluster<void, kDecodeMaxHeadSize>(params.p, params.partials, same_block.head,
-                                                 SplitKeys(same_block.head, params.partials.rule).count, warp);
+    combine_in_cluster<void, kDecodeMaxHeadDim>(params.p, params.partials, same_block.head,
+                                                SplitKeys(same_block.head, params.partials.rule).count, warp);
   }
   if (params.overlap_previous)
     wait_on_dependent_grids();  // so that a grid that depends on this one also depends on that one

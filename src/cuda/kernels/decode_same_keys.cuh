@@ -165,7 +165,7 @@ __global__ void __launch_bounds__(kDecodeThreads, C::kBlocksPerMultiprocessor)
   if (params.combines_in_cluster) {
     cluster_sync();
     const Head head(p, b, hk, {0, 0, p.sq, p.sk, 0});
-    combine_in_cluster<void, kDecodeMaxHeadSize>(p, params.partials, head, block.splits, warp);
+    combine_in_cluster<void, kDecodeMaxHeadDim>(p, params.partials, head, block.splits, warp);
   }
   attend_fallback_rows(p, b, hk, block.row_begin + warp, fallback);
 }

@@ -115,7 +115,7 @@ __device__ __forceinline__ void attend_fallback_rows(const AttentionParams& p, i
   __syncwarp();  // the rows have been stored before they are stored again
 #pragma unroll 1
   for (int r = first; fallback != 0; r += kDecodeWarps, fallback >>= 1)
-    if (fallback & 1) recompute_rows<void, kDecodeMaxHeadSize, true>(p, b, hk, r, 1);
+    if (fallback & 1) recompute_rows<void, kDecodeMaxHeadDim, true>(p, b, hk, r, 1);
 }
 
 }  // namespace rapt::cuda

@@ -22,7 +22,7 @@ inline bool is_quantized(const AttentionParams& params) {
 }
 
 // attention_simt: fp32 arithmetic on ordinary cores, online softmax in tiles of 64 rows by 64 keys, of any types.
-inline constexpr std::int64_t kSimtRows = 64, kSimtKeys = 64, kSimtMaxValueHeadSize = 576;
+inline constexpr std::int64_t kSimtRows = 64, kSimtKeys = 64, kSimtMaxValueHeadDim = 576;
 // Tiles of a call, some of them empty if it is ragged: what a grid must hold.
 std::int64_t simt_tiles(const AttentionParams& params);
 // With `fallback_rows`, in device memory, only the rows of each tile whose bits are set.
@@ -32,7 +32,7 @@ cudaError_t launch_attention_simt(const AttentionParams& params, cudaStream_t st
 // attention_prefill: q, k and v of one 16-bit type on Hopper's tensor cores (sm_90a), or quantized k and v without
 // zeros whose rows have one scale at most (of fp16 queries none in v). Its fallback rows are those with NaN, Inf or
 // huge scores. It leaves out the sequences of a ragged call that have up to kDecodeMaxRows rows: decoding does those.
-inline constexpr std::int64_t kPrefillMaxHeadSize = 256;
+inline constexpr std::int64_t kPrefillMaxHeadDim = 256;
 bool prefill_can_count(const AttentionParams& params);  // whether 32 bits are enough for rows and keys
 cudaError_t launch_attention_prefill(const AttentionParams& params, const PrefillConfig& config, cudaStream_t stream);
 
@@ -41,7 +41,7 @@ cudaError_t launch_attention_prefill(const AttentionParams& params, const Prefil
 // no sinks. Its fallback rows, by arithmetic of fp32, are those that see NaN, whose results are not finite, or whose
 // scores' scale or shift fp16 has no number for. Nothing is launched, and the result is empty, where TMA cannot load
 // the call's rows or queries have a scale for each row.
-inline constexpr std::int64_t kPrefillF8MinHeadSize = 64, kPrefillF8MaxHeadSize = 128;
+inline constexpr std::int64_t kPrefillF8MinHeadDim = 64, kPrefillF8MaxHeadDim = 128;
 std::size_t prefill_f8_workspace(const AttentionParams& params);  // bytes, at a multiple of 16: v transposed
 std::optional<cudaError_t> launch_attention_prefill_f8(const AttentionParams& params, std::byte* workspace,
                                                        cudaStream_t stream);
@@ -49,7 +49,7 @@ std::optional<cudaError_t> launch_attention_prefill_f8(const AttentionParams& pa
 // attention_prefill_f32: q, k and v in fp32 on the same: three products of fp16 components. Its fallback rows, which
 // attention_simt computes, are those that these do not carry as exactly as fp32. Of heads of a column or two, mostly
 // padding here, relative errors of 1.3e-6 were seen.
-inline constexpr std::int64_t kPrefillF32MinHeadSize = 16;
+inline constexpr std::int64_t kPrefillF32MinHeadDim = 16;
 bool prefill_f32_can_count(const AttentionParams& params);
 std::size_t prefill_f32_workspace(const AttentionParams& params);  // bytes, at a multiple of 64
 cudaError_t launch_attention_prefill_f32(const AttentionParams& params, std::byte* workspace, cudaStream_t stream);
@@ -59,7 +59,7 @@ cudaError_t launch_attention_prefill_f32(const AttentionParams& params, std::byt
 // 16-bit types for up to kFewRows rows. attention_decode_m64: of 16-bit types for more rows; of a ragged call, whose
 // rows the host does not know, it launches attention_decode with `few_rows`, too. attention_decode_f32: in fp32, by
 // the ordinary cores. (All on sm_90a.)
-inline constexpr std::int64_t kDecodeMaxRows = 64, kDecodeMaxHeadSize = kPrefillMaxHeadSize;
+inline constexpr std::int64_t kDecodeMaxRows = 64, kDecodeMaxHeadDim = kPrefillMaxHeadDim;
 std::int64_t decode_items(const AttentionParams& params);           // splits of sequences as long as can be
 std::size_t decode_workspace(const AttentionParams& params);        // bytes, at a multiple of 16
 bool decode_writes_output_directly(const AttentionParams& params);  // whether the kernels need no workspace
@@ -73,7 +73,7 @@ cudaError_t launch_attention_decode_f32(const AttentionParams& params, std::byte
 // attention_latent: heads of up to 576 columns whose values may be columns of their keys, as in latent attention, in
 // 16-bit types; rows as many as there are.
 inline constexpr std::int64_t kLatentRows = 64, kLatentKeys = 64;
-inline constexpr std::int64_t kLatentMaxHeadSize = 576, kLatentMaxValueHeadSize = 512;
+inline constexpr std::int64_t kLatentMaxHeadDim = 576, kLatentMaxValueHeadDim = 512;
 std::int64_t latent_items(const AttentionParams& params);     // thread blocks
 std::size_t latent_workspace(const AttentionParams& params);  // bytes, at a multiple of 16
 cudaError_t launch_attention_latent(const AttentionParams& params, std::byte* workspace, cudaStream_t stream);
@@ -98,14 +98,14 @@ inline constexpr KernelFacts kDeltaRuleFacts = {.operation = Operation::delta_ru
                                                 .phase = Phase::all,
                                                 .arithmetic = "f32",
                                                 .dtypes = kFloatTypes,
-                                                .max_head_size = 256,
-                                                .max_value_head_size = 256};
+                                                .max_head_dim = 256,
+                                                .max_value_head_dim = 256};
 inline constexpr KernelFacts kDeltaRuleDecodeFacts = {.operation = Operation::delta_rule,
                                                       .phase = Phase::decode,
                                                       .arithmetic = "f32",
                                                       .dtypes = kFloatTypes,
-                                                      .max_head_size = 128,
-                                                      .max_value_head_size = 128};
+                                                      .max_head_dim = 128,
+                                                      .max_value_head_dim = 128};
 cudaError_t launch_delta_rule(const DeltaRuleParams& params, cudaStream_t stream);
 cudaError_t launch_delta_rule_decode(const DeltaRuleParams& params, cudaStream_t stream);
 

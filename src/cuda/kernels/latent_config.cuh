@@ -15,7 +15,7 @@ constexpr int kLoadRegisters = 72, kMathRegisters = 216;
 constexpr int kBlockBytes = kPanels * kPanelBytes;
 constexpr int kSharedBytes = 3 * kBlockBytes + kPanelBytes + 1024;  // Q, the ring of two key blocks, P
 constexpr float kRescaleThreshold = 8;                              // lazy rescaling, as in attention_prefill
-constexpr int kOutPitch = (kLatentMaxValueHeadSize + 8) * 4;        // bytes; neighbouring rows lie in other banks
+constexpr int kOutPitch = (kLatentMaxValueHeadDim + 8) * 4;         // bytes; neighbouring rows lie in other banks
 static_assert(kRows * kOutPitch <= 2 * kBlockBytes, "O is left where keys were");
 static_assert(kLoadRegisters + 2 * kMathRegisters <= 3 * (65536 / kThreads / 8 * 8),
               "or warpgroups wait for registers for ever: there are no more than the launch took");

@@ -43,7 +43,7 @@ template <class T>
 __device__ void merge(const LatentParams& params, const SplitBlock& block, LatentShared& shared, int sharers, int rank,
                       std::uint32_t out, const std::uint8_t* block_out, std::uint32_t results_at,
                       LatentResults& results) {
-  constexpr int kFours = kLatentMaxValueHeadSize / 128;
+  constexpr int kFours = kLatentMaxValueHeadDim / 128;
   const AttentionParams& p = params.p;
   const Head& head = block.head;
   const SplitRows<kRows>& of_rows = shared.rows;
@@ -141,7 +141,7 @@ __device__ void merge(const LatentParams& params, const SplitBlock& block, Laten
 #pragma unroll 1
   for (int row = block.row_begin + first; fallback != 0; fallback >>= 1, row += step)
     if (fallback & 1)
-      recompute_rows<T, kLatentMaxValueHeadSize, true>(p, static_cast<int>(head.b), static_cast<int>(head.hk), row, 1);
+      recompute_rows<T, kLatentMaxValueHeadDim, true>(p, static_cast<int>(head.b), static_cast<int>(head.hk), row, 1);
 }
 
 }  // namespace rapt::cuda

@@ -12,7 +12,7 @@ namespace rapt::cuda {
 // A math warpgroup: `half` of O's columns in registers, and the key blocks that it owns.
 template <class T>
 struct LatentSoftmax {
-  static constexpr int kScores = kKeys / 2, kOut = kLatentMaxValueHeadSize / 4;
+  static constexpr int kScores = kKeys / 2, kOut = kLatentMaxValueHeadDim / 4;
   // Weights are 2^kShift times as large as in the formula: fp16 has a short range below 1.
   static constexpr float kShift = std::is_same_v<T, __half> ? 7 : 0;
 

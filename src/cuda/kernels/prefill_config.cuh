@@ -16,7 +16,7 @@ constexpr float kMinKeyWeight = std::is_same_v<T, __half> ? 0x1p-16f : 0x1p-20f;
 template <PrefillConfig kConfig>
 struct Prefill {
   using Element = std::conditional_t<kConfig.element == DType::f16, __half, __nv_bfloat16>;
-  static constexpr int kSize = kConfig.head_size, kColumns = kConfig.columns;
+  static constexpr int kSize = kConfig.head_dim, kColumns = kConfig.columns;
   // Rows lie in shared memory in panels of kPanel columns, kRowBytes to a panel's row.
   static constexpr int kPanel = kSize % 64 == 0 ? 64 : 32, kPanels = kSize / kPanel, kRowBytes = 2 * kPanel;
   static constexpr bool kTma = kConfig.tma, kModified = kConfig.modified, kSplit = kConfig.split_kv;

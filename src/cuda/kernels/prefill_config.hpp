@@ -8,8 +8,8 @@ namespace rapt::cuda {
 
 struct PrefillConfig {
   DType element = DType::bf16;   // of queries, weights and products: bf16 or f16
-  int head_size = 128;           // columns of a row in shared memory
-  int columns = 128;             // of products: at most head_size
+  int head_dim = 128;            // columns of a row in shared memory
+  int columns = 128;             // of products: at most head_dim
   int block_k = 128;             // keys of a block
   int math_warpgroups = 2;       // each has 64 rows of the tile
   bool tma = false;              // TMA loads K and V; else the threads of the first warpgroup do
@@ -30,8 +30,8 @@ constexpr PrefillConfig without_dense(PrefillConfig c) {
 }
 // The kernel for a call whose keys TMA cannot load.
 constexpr PrefillConfig without_tma(PrefillConfig c) {
-  if (c.head_size == 96) c.head_size = 128;  // the widths in between are TMA's
-  c.columns = c.head_size, c.math_warpgroups = c.split_kv ? 1 : 2, c.tma = false;
+  if (c.head_dim == 96) c.head_dim = 128;  // the widths in between are TMA's
+  c.columns = c.head_dim, c.math_warpgroups = c.split_kv ? 1 : 2, c.tma = false;
   return c;
 }
 

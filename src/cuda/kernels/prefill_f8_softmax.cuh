@@ -320,7 +320,7 @@ __device__ __noinline__ void recompute_f8_fallback_rows(const PrefillF8Params& p
 #pragma unroll 1
     for (unsigned rows = __ballot_sync(~0u, fallback); rows != 0; rows &= rows - 1) {
       const int number = (tile.row + first + __ffs(static_cast<int>(rows)) - 1) * group + tile.q_head % group;
-      recompute_rows<void, kPrefillF8MaxHeadSize, false>(p, tile.b, tile.q_head / group, number, 1);
+      recompute_rows<void, kPrefillF8MaxHeadDim, false>(p, tile.b, tile.q_head / group, number, 1);
     }
   }
 }

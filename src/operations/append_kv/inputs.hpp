@@ -39,13 +39,13 @@ inline constexpr AppendDimensions kAppendDimensions = {
 // What steps of the table do: what is said of the cache alone, with the room that a sequence has there; the columns of
 // keys.
 void derive_room(const AppendKvArgs& args, const AppendDimensions& dims, Bound& bound);
-void derive_head_size(const AppendKvArgs& args, const AppendDimensions& dims, Bound& bound);
+void derive_head_dim(const AppendKvArgs& args, const AppendDimensions& dims, Bound& bound);
 using Step = void (*)(const void* args, Bound& bound);
 
-// `room`, `head_size`: the steps, of Args; kCached: the mode of calls with a cache; kPath: the member of Args that is
+// `room`, `head_dim`: the steps, of Args; kCached: the mode of calls with a cache; kPath: the member of Args that is
 // an AppendKvArgs; none if Args is.
 template <class C, unsigned kCached, class Args, auto... kPath>
-constexpr auto append_inputs(Step room, Step head_size) {
+constexpr auto append_inputs(Step room, Step head_dim) {
   using F = AppendKvArgs;
   using M = AppendModes;
   constexpr Shapes rows = AttentionShapes::cache, scales = rows.broadcast_but("hk");
@@ -61,7 +61,7 @@ constexpr auto append_inputs(Step room, Step head_size) {
       read<&C::cu_seqlens, kPath..., &F::cu_seqlens>("cu_seqlens", kIntegers, "b+1").in(M::ragged, true),
       written<&C::k_tail, kPath..., &F::cache, &KvCache::k_tail>("cache.k_tail", kFloatTypes, rows + "tail")
           .in(kCached),
-      step(head_size),
+      step(head_dim),
       read<&C::k_new, kPath..., &F::k_new>("k_new", kFloatTypes, M::new_rows + "d"),
       read<&C::v_new, kPath..., &F::v_new>("v_new", kFloatTypes, M::new_rows + "dv").in(kCached, true),
       written<&C::k_scale, kPath..., &F::cache, &KvCache::k_scale>("cache.k_scale", kF32, scales + "k_groups")

@@ -11,8 +11,8 @@ struct OperationOf<AppendKvArgs> {
   static constexpr auto& modes = AppendModes::names;
 
   static void room(const void* args, Bound& bound);
-  static void head_size(const void* args, Bound& bound);
-  static constexpr ArgumentTable arguments{append_inputs<C, kAlways, Args>(room, head_size)};
+  static void head_dim(const void* args, Bound& bound);
+  static constexpr ArgumentTable arguments{append_inputs<C, kAlways, Args>(room, head_dim)};
   static unsigned mode(const Args& args) { return AppendModes::of(args); }
   static Device device(const Args& args) { return args.cache.k.device; }
   static Call bind(const Args& args, Bound& bound);

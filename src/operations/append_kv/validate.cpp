@@ -224,7 +224,7 @@ void check(const AppendKvProblem& p) {
   check_type("k_new", p.new_dtype, kFloatTypes);
   check_type("cache.k", p.kv_dtype, kCacheTypes);
   for (const auto& [name, size] : {std::pair{"cache.k", p.d}, {"cache.v", p.dv}})
-    if (size < 1 || size > kMaxHeadSize) throw Error(name, "rows of " + std::to_string(size), "1 to 8192 elements");
+    if (size < 1 || size > kMaxHeadDim) throw Error(name, "rows of " + std::to_string(size), "1 to 8192 elements");
   check_cache(p, p.sk, "cache.k", "cache.kind");
   const int64_t d = p.d - p.k_tail;  // of cache.k's own rows
   check_tail("cache.k_tail", p.kv_dtype, p.d, p.k_tail, p.k_tail_dtype);
@@ -255,7 +255,7 @@ void derive_room(const AppendKvArgs& args, const AppendDimensions& dims, Bound& 
   const KvCache& cache = args.cache;
   if (!cache.k) return;
   for (const auto& [name, size] : {std::pair{"cache.k", bound[dims.dk]}, {"cache.v", bound[dims.dv]}})
-    if (size < 1 || size > kMaxHeadSize) throw Error(name, "rows of " + std::to_string(size), "1 to 8192 elements");
+    if (size < 1 || size > kMaxHeadDim) throw Error(name, "rows of " + std::to_string(size), "1 to 8192 elements");
   const bool is_paged = bound.mode & KvModes::paged;
   if (is_paged) {
     int64_t room = 0;
@@ -271,13 +271,13 @@ void derive_room(const AppendKvArgs& args, const AppendDimensions& dims, Bound& 
 }
 
 // The columns of keys that are quantised, and those that are not.
-void derive_head_size(const AppendKvArgs& args, const AppendDimensions& dims, Bound& bound) {
+void derive_head_dim(const AppendKvArgs& args, const AppendDimensions& dims, Bound& bound) {
   if (!args.cache.k) return;
   const TensorView tail = args.cache.k_tail;
   const int64_t size = bound[dims.dk];
   bound.derive(dims.d, size + (tail ? tail.shape[3] : 0));
   if (!tail) return;
-  if (tail.shape[3] < 1 || tail.shape[3] > kMaxHeadSize - size)
+  if (tail.shape[3] < 1 || tail.shape[3] > kMaxHeadDim - size)
     throw Error("cache.k_tail", "shape " + shape_text(tail), "1 to 8192 columns with those of cache.k");
   check_tail("cache.k_tail", args.cache.k.dtype, size + tail.shape[3], tail.shape[3], tail.dtype);
 }
@@ -351,8 +351,8 @@ void check_append_values(const AppendKvArgs& args, const P& p, const AppendKvPar
 void Op::room(const void* args, Bound& bound) {
   derive_room(*static_cast<const Args*>(args), kAppendDimensions<Args>, bound);
 }
-void Op::head_size(const void* args, Bound& bound) {
-  derive_head_size(*static_cast<const Args*>(args), kAppendDimensions<Args>, bound);
+void Op::head_dim(const void* args, Bound& bound) {
+  derive_head_dim(*static_cast<const Args*>(args), kAppendDimensions<Args>, bound);
 }
 
 Call Op::bind(const Args& args, Bound& bound) {

@@ -106,8 +106,8 @@ void check(const AttentionProblem& p) {
   if (p.q_scale && p.q_dtype != DType::f8e4m3)
     throw Error("q_scale", "scales for " + std::string(to_string(p.q_dtype)), "none, or queries of f8e4m3");
   check_type("k", p.kv_dtype, kCacheTypes);
-  if (p.d < 1 || p.d > kMaxHeadSize) throw Error("q", "head dimension " + std::to_string(p.d), "1 to 8192");
-  if (p.dv < 1 || p.dv > kMaxHeadSize) throw Error("v", "head dimension " + std::to_string(p.dv), "1 to 8192");
+  if (p.d < 1 || p.d > kMaxHeadDim) throw Error("q", "head dimension " + std::to_string(p.d), "1 to 8192");
+  if (p.dv < 1 || p.dv > kMaxHeadDim) throw Error("v", "head dimension " + std::to_string(p.dv), "1 to 8192");
   check_heads(p.hq, p.hk);
   if (!std::isfinite(p.scale)) throw Error("score.scale", shortest(p.scale), "a finite number");
   Modifiers::for_each([&]<class M>(M) { M::check(p); });

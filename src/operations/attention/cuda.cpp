@@ -79,7 +79,7 @@ constexpr AttentionKernel decode(const char* name, const char* arithmetic, DType
                     .phase = Phase::decode,
                     .arithmetic = arithmetic,
                     .dtypes = only(type) | kQuantizedTypes,
-                    .max_head_size = kDecodeMaxHeadSize},
+                    .max_head_dim = kDecodeMaxHeadDim},
           .refuse = [](const AttentionParams& a) -> std::string_view {
             // Ragged ones on a device are known by their total, and no row's kernel may depend on other sequences.
             if (a.total_q >= 0) return "takes no ragged queries";
@@ -112,7 +112,7 @@ constexpr AttentionKernel prefill(const char* name, const char* arithmetic) {
                     .phase = Phase::prefill,
                     .arithmetic = arithmetic,
                     .dtypes = only(kType) | kQuantizedTypes,
-                    .max_head_size = kPrefillMaxHeadSize},
+                    .max_head_dim = kPrefillMaxHeadDim},
           .refuse = [](const AttentionParams& a) -> std::string_view {
             return prefill_can_count(a) && splits_can_be_counted(a)
                        ? ""
@@ -127,7 +127,7 @@ constexpr AttentionKernel prefill(const char* name, const char* arithmetic) {
           .describe = describe_prefill_here};
 }
 std::string_view refuse_prefill_f8(const AttentionProblem& p) {
-  if (p.d != p.dv || (p.d != kPrefillF8MinHeadSize && p.d != kPrefillF8MaxHeadSize))
+  if (p.d != p.dv || (p.d != kPrefillF8MinHeadDim && p.d != kPrefillF8MaxHeadDim))
     return "takes heads of 64 or 128 columns, of values as of keys";
   if (p.ragged_q >= 0 || p.kv_lengths || AttentionModes::of(p) != AttentionModes::strided)
     return "takes dense sequences of one length, which the host knows";
@@ -144,8 +144,8 @@ constexpr AttentionKernel kPrefillF8 = {
               .arithmetic = "f8e4m3",
               .dtypes = only(DType::f8e4m3),
               .opt_in = "its weights are rounded to f8e4m3, which has bounds of its own",
-              .min_head_size = kPrefillF8MinHeadSize,
-              .max_head_size = kPrefillF8MaxHeadSize},
+              .min_head_dim = kPrefillF8MinHeadDim,
+              .max_head_dim = kPrefillF8MaxHeadDim},
     .refuse = [](const AttentionParams& a) -> std::string_view {
       constexpr std::int64_t kLimit = std::int64_t{1} << 30;
       const bool can_count = prefill_can_count(a) && simt_tiles(a) < kLimit / std::max<std::int64_t>(a.group, 1) &&
@@ -175,8 +175,8 @@ constexpr AttentionKernel latent(const char* name, const char* arithmetic, DType
                     .dtypes = only(type),
                     .block_q = kLatentRows,
                     .block_k = kLatentKeys,
-                    .max_head_size = kLatentMaxHeadSize,
-                    .max_value_head_size = kLatentMaxValueHeadSize},
+                    .max_head_dim = kLatentMaxHeadDim,
+                    .max_value_head_dim = kLatentMaxValueHeadDim},
           .refuse = [](const AttentionParams& a) -> std::string_view {
             if (a.total_q >= 0) return "takes no ragged queries";
             return prefill_can_count(a) && latent_items(a) < kMaxBlocks ? "" : "takes fewer than 2^30 keys and splits";
@@ -206,8 +206,8 @@ constexpr AttentionKernel kKernels[] = {
                .phase = Phase::prefill,
                .arithmetic = "f16x3",
                .dtypes = only(DType::f32),
-               .min_head_size = kPrefillF32MinHeadSize,
-               .max_head_size = kPrefillMaxHeadSize},
+               .min_head_dim = kPrefillF32MinHeadDim,
+               .max_head_dim = kPrefillMaxHeadDim},
      .refuse = [](const AttentionParams& a) -> std::string_view {
        return prefill_f32_can_count(a) && splits_can_be_counted(a)
                   ? ""
@@ -235,7 +235,7 @@ constexpr AttentionKernel kKernels[] = {
                .key_tail = true,
                .block_q = kSimtRows,
                .block_k = kSimtKeys,
-               .max_value_head_size = kSimtMaxValueHeadSize},
+               .max_value_head_dim = kSimtMaxValueHeadDim},
      .refuse = [](const AttentionParams& a) -> std::string_view {
        return simt_tiles(a) > kMaxBlocks ? "more tiles than a grid has blocks" : "";
      },

@@ -52,7 +52,7 @@ std::string describe(const PrefillConfig& c) {
          (c.modified ? ", modifies scores)" : ")");
 }
 std::string describe(const DecodeConfig& c) {
-  return "attention_decode (" + std::to_string(8 * c.row_tiles) + " rows, heads of " + std::to_string(c.head_size) +
+  return "attention_decode (" + std::to_string(8 * c.row_tiles) + " rows, heads of " + std::to_string(c.head_dim) +
          (c.query_components > 1 ? ", exact queries)" : ")");
 }
 
@@ -100,12 +100,12 @@ AttentionShape shape_of(const AttentionProblem& p) {
 PrefillConfig prefill_config(const AttentionShape& s, int multiprocessors) {
   const std::int64_t columns = std::max(s.d, s.dv);
   PrefillConfig c{.element = element_of(s), .modified = s.modified, .quantized = s.quantized()};
-  c.head_size = c.columns = columns <= 64 ? 64 : columns <= 128 ? 128 : columns <= 192 ? 192 : 256;
-  c.block_k = c.head_size > 128 ? 64 : 128;
+  c.head_dim = c.columns = columns <= 64 ? 64 : columns <= 128 ? 128 : columns <= 192 ? 192 : 256;
+  c.block_k = c.head_dim > 128 ? 64 : 128;
   if (c.quantized || c.modified) return c;
   c.tma = true;
   const bool dense = s.equal_lengths && !s.paged && s.out_type == s.q_type;
-  if (c.head_size == 64) {
+  if (c.head_dim == 64) {
     constexpr std::int64_t kFewKeys = 80;  // image models' captions have 77
     c.columns = columns <= 48 ? 48 : 64, c.dense = dense;
     if (!s.equal_lengths || !prefers_unspecialized(s, multiprocessors)) {
@@ -114,14 +114,14 @@ PrefillConfig prefill_config(const AttentionShape& s, int multiprocessors) {
       c.warp_specialized = false;
       if (s.sk > 64 && s.sk <= kFewKeys) c.block_k = kFewKeys;
     }
-  } else if (c.head_size == 128) {
+  } else if (c.head_dim == 128) {
     c.dense = dense;
     if (columns <= 80 && s.sees_right_end) {
-      c.head_size = 96, c.columns = 80, c.block_k = 96;
+      c.head_dim = 96, c.columns = 80, c.block_k = 96;
       c.math_warpgroups = prefers_short_tiles(s, c.block_k) ? 1 : 3;
     } else if (columns <= 96 && s.d % 16 == 0 && s.dv % 16 == 0) {
       // Panels of 32 columns read half a line at a time: as fast only where rows are whole sectors of L2.
-      c.head_size = 96, c.columns = columns <= 80 ? 80 : 96;
+      c.head_dim = 96, c.columns = columns <= 80 ? 80 : 96;
     }
   }
   return c;
@@ -135,14 +135,14 @@ DecodeKernel decode_kernel(const AttentionShape& s) {
 
 DecodeConfig decode_config(const AttentionShape& s) {
   const std::int64_t columns = std::max(s.d, s.dv);
-  DecodeConfig c{.kv_type = s.kv_type, .head_size = columns <= 64 ? 64 : columns <= 128 ? 128 : 256};
+  DecodeConfig c{.kv_type = s.kv_type, .head_dim = columns <= 64 ? 64 : columns <= 128 ? 128 : 256};
   // The host does not know how many rows a ragged sequence has. No bit depends on how many a thread block takes.
   const std::int64_t rows = s.ragged_q ? kFewRows : s.rows();
   c.row_tiles = rows > 8 ? 2 : 1;
   if (!s.quantized()) return c;
   if (s.q_type == DType::f32 || s.q_type == DType::f16) {
     c.row_tiles = 1, c.query_components = 3;  // as many as are exact; registers are for 8 rows then
-  } else if (rows > 16 && c.head_size < 256) {
+  } else if (rows > 16 && c.head_dim < 256) {
     c.row_tiles = 4;
   }
   return c;
@@ -152,7 +152,7 @@ PrefillConfig decode_m64_config(const AttentionShape& s) {
   const std::int64_t columns = std::max(s.d, s.dv);
   const int size = columns <= 64 ? 64 : columns <= 128 ? 128 : columns <= 192 ? 192 : 256;
   return {.element = element_of(s),
-          .head_size = size,
+          .head_dim = size,
           .columns = size,
           .block_k = 64,
           .math_warpgroups = 1,

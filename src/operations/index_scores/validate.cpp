@@ -108,7 +108,7 @@ void check(const IndexScoresProblem& p) {
   if (p.topk > INT32_MAX || (p.topk > 0 && p.sk > INT32_MAX))
     throw Error("indices", std::to_string(std::max(p.topk, p.sk)) + " keys", "less than 2^31: indices are i32");
   check_type("q", p.q_dtype, kFloatTypes), check_type("k", p.k_dtype, Op::kKeyTypes);
-  if (p.d < 1 || p.d > kMaxHeadSize) throw Error("q", "head dimension d = " + std::to_string(p.d), "1 to 8192");
+  if (p.d < 1 || p.d > kMaxHeadDim) throw Error("q", "head dimension d = " + std::to_string(p.d), "1 to 8192");
   if (needs_scales(p.k_dtype) && !p.scales) throw Error("k_scale", "no tensor", "scales for i8");
   if (is_float(p.k_dtype) && p.scales) throw Error("k_scale", "scales for keys that are not quantised", "none");
   if (p.page_size < 0 || (p.page_size > 0 && p.sk % p.page_size != 0))

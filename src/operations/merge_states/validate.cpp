@@ -43,7 +43,7 @@ MergeStatesProblem MergeStatesProblem::parse(std::string_view text) {
 void check(const MergeStatesProblem& p) {
   for (const DType dtype : {p.dtype, p.out_dtype}) check_type("outs", dtype, kFloatTypes);
   if (p.rows < 0 || p.rows > kMaxOffset) throw Error("outs", std::to_string(p.rows) + " rows", "0 to 2^52");
-  if (p.dv < 1 || p.dv > kMaxHeadSize) throw Error("outs", "dv = " + std::to_string(p.dv), "1 to 8192");
+  if (p.dv < 1 || p.dv > kMaxHeadDim) throw Error("outs", "dv = " + std::to_string(p.dv), "1 to 8192");
   if (p.count < 1 || p.count > kMaxSize)
     throw Error("outs", std::to_string(p.count) + " tensors", "1 to " + std::to_string(kMaxSize));
 }
@@ -52,7 +52,7 @@ Call OperationOf<MergeStatesArgs>::bind(const Args& args, Bound& bound) {
   const TensorView& first = args.outs.front();
   if (bound.row_dims < 1) throw Error("outs[0]", std::to_string(first.ndim) + " dimensions", "2 to 4");
   const int64_t dv = bound[arguments.id("dv")];
-  if (dv < 1 || dv > kMaxHeadSize) throw Error("outs[0]", "dv = " + std::to_string(dv), "1 to 8192");
+  if (dv < 1 || dv > kMaxHeadDim) throw Error("outs[0]", "dv = " + std::to_string(dv), "1 to 8192");
   const std::size_t count = args.outs.size();
   if (count != args.lses.size())
     throw Error("lses", std::to_string(args.lses.size()) + " tensors", "as many as outs, " + std::to_string(count));

@@ -18,9 +18,9 @@ struct OperationOf<RotaryAppendKvArgs> {
 
   static constexpr Shapes angles = Shapes("b|1 n").when(Modes::tables, "positions").when(Modes::ragged, "1 total");
   static void room(const void* args, Bound& bound);
-  static void head_size(const void* args, Bound& bound);
+  static void head_dim(const void* args, Bound& bound);
   static constexpr ArgumentTable arguments{
-      append_inputs<C, Modes::cached, Args, &Args::append>(room, head_size),
+      append_inputs<C, Modes::cached, Args, &Args::append>(room, head_dim),
       written<&C::k_out, &Args::k_out>("k_out", kFloatTypes, Modes::new_rows + "d").needed(Modes::returned),
       read<&C::q, &Args::q>("q", kFloatTypes, Shapes("b hq n d").when(Modes::ragged, "total hq d")).optional(),
       written<&C::q_out, &Args::q_out>("q_out", kFloatTypes, Shapes("b hq n d").when(Modes::ragged, "total hq d"))

@@ -178,8 +178,8 @@ unsigned Op::mode(const Args& args) {
 void Op::room(const void* args, Bound& bound) {
   derive_room(static_cast<const Args*>(args)->append, kAppendDimensions<Args>, bound);
 }
-void Op::head_size(const void* args, Bound& bound) {
-  derive_head_size(static_cast<const Args*>(args)->append, kAppendDimensions<Args>, bound);
+void Op::head_dim(const void* args, Bound& bound) {
+  derive_head_dim(static_cast<const Args*>(args)->append, kAppendDimensions<Args>, bound);
 }
 
 Call Op::bind(const Args& args, Bound& bound) {

@@ -10,7 +10,7 @@
 namespace rapt::testing {
 namespace {
 
-std::int64_t head_size(Random& random) {
+std::int64_t head_dim(Random& random) {
   switch (between(random, 0, 5)) {
     case 0:
       return pick(random, {32, 40, 64, 80, 96, 128});
@@ -141,8 +141,8 @@ AttentionProblem sample(Random& random, const SampleOptions& options) {
   p.hq = p.hk * pick(random, {1, 1, 2, 3, 5, 7});
   p.sq = length(random);
   p.sk = length(random);
-  p.d = head_size(random);
-  p.dv = one_in(random, 2) ? p.d : head_size(random);
+  p.d = head_dim(random);
+  p.dv = one_in(random, 2) ? p.d : head_dim(random);
   // Keep float64 affordable.
   const auto products = [&p] { return p.b * p.hq * std::max(p.sq, p.sk) * p.sk * (p.d + p.dv); };
   while (products() > options.products) {

@@ -18,7 +18,7 @@ namespace {
 
 using std::int64_t;
 
-constexpr int64_t kHeadSizes[] = {1, 3, 8, 16, 17, 40, 64, 80, 96, 128, 192, 256};
+constexpr int64_t kHeadDims[] = {1, 3, 8, 16, 17, 40, 64, 80, 96, 128, 192, 256};
 constexpr int64_t kLengths[] = {1, 2, 7, 31, 64, 65, 127, 129, 200, 333, 640};
 
 /// Each feature alone, and what it is usually found with.
@@ -163,9 +163,9 @@ TEST_CASE("backward: rows that see one key get nothing but dlse", "[kernel]") {
 }
 
 TEST_CASE("backward: head dimensions", "[kernel][long]") {
-  for (std::size_t i = 0; i < std::size(kHeadSizes); ++i)
+  for (std::size_t i = 0; i < std::size(kHeadDims); ++i)
     for (const std::size_t turn : {0, 1, 2, 3}) {
-      const int64_t d = kHeadSizes[i], dv = kHeadSizes[turn == 0 ? i : (i + 3 * turn + 1) % std::size(kHeadSizes)];
+      const int64_t d = kHeadDims[i], dv = kHeadDims[turn == 0 ? i : (i + 3 * turn + 1) % std::size(kHeadDims)];
       const int64_t sq = kLengths[(i + 3 * turn) % 9], sk = kLengths[(2 * i + 5 * turn + 3) % 9];
       const DType dtype = kFloatTypes[(i + turn) % 3];
       for (const DType type : turn == 0 ? std::vector(kFloatTypes.begin(), kFloatTypes.end()) : std::vector{dtype})
