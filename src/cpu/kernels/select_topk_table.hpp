@@ -1,21 +1,12 @@
 // The kernels of select_topk that this ISA has.
 #pragma once
 
-#include "cpu/isa/isa.hpp"
+#include "cpu/kernels/vector_table.hpp"
 #include "operations/select_topk/kernels.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
 
-#if !defined(RAPT_HAVE_TILES) && !defined(RAPT_HAVE_DOTS)
 extern const SelectTopkKernel kSelectTopk;
-#endif
-
-[[gnu::always_inline]] constexpr SelectTopkKernels select_topk_kernels() {
-  return {
-#if !defined(RAPT_HAVE_TILES) && !defined(RAPT_HAVE_DOTS)
-    &kSelectTopk
-#endif
-  };
-}
+inline constexpr auto select_topk_kernels = vector_table<SelectTopkKernels, kSelectTopk>;
 
 }  // namespace rapt::cpu::RAPT_ISA
