@@ -20,12 +20,14 @@ PARAMS = r'"operations/\w+/params\.hpp"'
 STDINT = r"<cstd(def|int)>"
 # What CPU kernels are, as data: of an operation, of all.
 KERNEL_ROWS = [r'"operations/(\w+/kernels|all_kernels)\.hpp"', LIST]
-# What a CPU kernel may know besides: the rows it is listed in, its own primitives, xsimd, intrinsics, and freestanding
-# headers that leave no code behind.
-KERNEL = KERNEL_ROWS + [POD, SEMANTICS, PARAMS, r'"cpu/(isa|tile|kernels)/\w+\.hpp"', r'"cpu/registry\.hpp"', r"<xsimd/xsimd\.hpp>",
-          r"<(immintrin|emmintrin|arm_neon)\.h>", r"<(cstddef|cstdint|type_traits|utility|limits|bit)>"]
-CUDA_KERNEL = KERNEL_ROWS + [POD, SEMANTICS, PARAMS, r'"cuda/(tile|hopper|kernels)/\w+\.(cuh|hpp)"',
-               r"<(algorithm|array|cmath|numeric|optional|type_traits|utility|cuda\w*|cstddef|cstdint)(\.h)?>"]
+# What a kernel may know besides: the rows it is listed in, xsimd, intrinsics, and freestanding headers that leave no
+# code behind. Of kernels' folders, each sees itself and those before it.
+KERNEL = KERNEL_ROWS + [POD, SEMANTICS, PARAMS]
+CPU_KERNEL = KERNEL + [r'"cpu/registry\.hpp"', r"<xsimd/xsimd\.hpp>", r"<(immintrin|emmintrin|arm_neon)\.h>",
+                       r"<(cstddef|cstdint|type_traits|utility|limits|bit)>"]
+CUDA_KERNEL = KERNEL + [r"<(algorithm|array|cmath|numeric|optional|type_traits|utility|cuda\w*|cstddef|cstdint)(\.h)?>"]
+# Launches, and what the host knows of kernels.
+CUDA_HOST = r'"cuda/(\w+/)?\w+\.hpp"'
 # The rooms of the framework, each with those below it. None sees SIMD, or a backend's kernels.
 STANDARD = r"<(?!xsimd|Eigen|fmt|immintrin|cuda|nvtx|ittnotify)[^>]+>"
 PUBLIC = r'"rapt/\w+\.(hpp|h|def)"'
@@ -50,21 +52,21 @@ RULES = [  # (pattern of the path's beginning, or of all of it and $; allowed in
     (r"src/operations/\w+/kernels.hpp$", [STDINT, PARAMS]),
     # What an operation has for backends and guards stands above dispatch.
     (r"src/operations/\w+/cpu\w*.[ch]pp$", DISPATCH + [r'"cpu/\w+\.hpp"']),
-    (r"src/operations/\w+/cuda\w*.[ch]pp$", DISPATCH + [r"<cuda[^>]*>", r'"cuda/\w+\.hpp"', r'"cuda/kernels/\w+\.hpp"']),
+    (r"src/operations/\w+/cuda\w*.[ch]pp$", DISPATCH + [r"<cuda[^>]*>", CUDA_HOST]),
     (r"src/operations/\w+/guards\w*.[ch]pp$", DISPATCH + [r'"guards/\w+\.hpp"']),
     ("src/operations/", OPERATIONS),
     ("src/dispatch/", DISPATCH),
     ("src/guards/", DISPATCH + [r'"guards/\w+\.hpp"']),
     ("src/api/", DISPATCH + [r'"guards/guards\.hpp"', r'"api/c/c_api\.hpp"']),
     ("src/cpu/registry.hpp$", [STDINT] + KERNEL_ROWS),
-    ("src/cpu/isa/", KERNEL + [r'"core/float_environment\.hpp"', r"RAPT_LEAF_\(RAPT_(ISA|AMX_MODEL)\)"]),
-    ("src/cpu/tile/", KERNEL),
-    ("src/cpu/kernels/", KERNEL),
+    ("src/cpu/isa/", CPU_KERNEL + [r'"cpu/isa/\w+\.hpp"', r'"core/float_environment\.hpp"', r"RAPT_LEAF_\(RAPT_(ISA|AMX_MODEL)\)"]),
+    ("src/cpu/tile/", CPU_KERNEL + [r'"cpu/(isa|tile)/\w+\.hpp"']),
+    ("src/cpu/kernels/", CPU_KERNEL + [r'"cpu/(isa|tile|kernels)/\w+\.hpp"']),
     ("src/cpu/", DISPATCH + [r'"cpu/\w+\.hpp"']),
-    ("src/cuda/tile/", CUDA_KERNEL),
-    ("src/cuda/hopper/", CUDA_KERNEL),
-    ("src/cuda/kernels/", CUDA_KERNEL),
-    ("src/cuda/", DISPATCH + [r"<(cuda|nvtx)[^>]*>", r'"cuda/\w+\.hpp"', r'"cuda/kernels/\w+\.hpp"']),
+    ("src/cuda/tile/", CUDA_KERNEL + [r'"cuda/tile/\w+\.(cuh|hpp)"']),
+    ("src/cuda/hopper/", CUDA_KERNEL + [r'"cuda/(tile|hopper)/\w+\.(cuh|hpp)"']),
+    ("src/cuda/kernels/", CUDA_KERNEL + [r'"cuda/(tile|hopper|kernels)/\w+\.(cuh|hpp)"']),
+    ("src/cuda/", DISPATCH + [r"<(cuda|nvtx)[^>]*>", CUDA_HOST]),
     ("tools/", PROGRAM),
     ("bench/", PROGRAM),
     ("python/", PROGRAM),

@@ -4,6 +4,7 @@
 //     for each query
 //       score[key] = sum over h of w_h relu(q_h . k)               heads are the rows of the register tile
 //       scores are stored, or the best kept
+#include "cpu/kernels/index_scores_table.hpp"
 #include "cpu/tile/index_rows.hpp"
 #include "cpu/tile/mma.hpp"
 #include "cpu/tile/pack.hpp"

@@ -8,6 +8,7 @@
 //       scores, the sums of the lanes, are stored, or the best kept
 //
 // The matrix unit takes denormals for 0. Inf and NaN propagate as in any product.
+#include "cpu/kernels/index_scores_table.hpp"
 #include "cpu/tile/bf16_mma.hpp"
 #include "cpu/tile/index_rows.hpp"
 

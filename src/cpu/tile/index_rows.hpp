@@ -1,8 +1,8 @@
 // The end of a query in the kernels of index_scores: masks keys, stores scores and keeps the largest.
 #pragma once
 
-#include "cpu/kernels/index_scores_table.hpp"
 #include "cpu/tile/topk.hpp"
+#include "operations/index_scores/kernels.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
 
@@ -11,7 +11,7 @@ struct IndexRow {
   std::int64_t token;
   KeyRange keys;      // keys of the work item that the query sees
   float* scores;      // address of key 0's score; null: scores are not stored
-  std::int64_t step;  // from key to key
+  std::int64_t stride;  // from key to key
 };
 
 // Finds the keys of the work item that the query sees, and stores -inf as the scores of the others.
@@ -22,8 +22,8 @@ inline IndexRow index_row(const IndexScoresParams& p, const IndexItem& item, con
   row.keys.last = clamp(row.keys.last, row.keys.first, item.key_end);
   if (!p.scores) return row;
   row.scores = p.scores + item.b * p.scores_stride.b + token * p.scores_stride.s;
-  for (std::int64_t j = item.key_begin; j < row.keys.first; ++j) row.scores[j * row.step] = -kInfinity;
-  for (std::int64_t j = row.keys.last; j < item.key_end; ++j) row.scores[j * row.step] = -kInfinity;
+  for (std::int64_t j = item.key_begin; j < row.keys.first; ++j) row.scores[j * row.stride] = -kInfinity;
+  for (std::int64_t j = row.keys.last; j < item.key_end; ++j) row.scores[j * row.stride] = -kInfinity;
   return row;
 }
 
@@ -32,12 +32,12 @@ inline IndexRow index_row(const IndexScoresParams& p, const IndexItem& item, con
   const std::int64_t begin = max(row.keys.first - j, 0), end = min(row.keys.last - j, kLanes);
   if (begin >= end) return;
   if (row.scores) {
-    if (begin == 0 && end == kLanes && row.step == 1) {
+    if (begin == 0 && end == kLanes && row.stride == 1) {
       store_any(row.scores + j, score);
     } else {
       alignas(64) float lane[kLanes];
       store(lane, score);
-      for (std::int64_t i = begin; i < end; ++i) row.scores[(j + i) * row.step] = lane[i];
+      for (std::int64_t i = begin; i < end; ++i) row.scores[(j + i) * row.stride] = lane[i];
     }
   }
   if (topk) topk->add(score, j, begin, end);

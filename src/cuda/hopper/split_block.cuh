@@ -4,7 +4,6 @@
 
 #include "cuda/hopper/ptx.cuh"
 #include "cuda/hopper/splits.cuh"
-#include "cuda/kernels/kernels.hpp"
 #include "cuda/tile/divisor.hpp"
 #include "cuda/tile/fallback_rows.cuh"
 #include "cuda/tile/score.cuh"

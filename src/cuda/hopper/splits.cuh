@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "cuda/kernels/decode_config.hpp"
+#include "cuda/hopper/decode_limits.hpp"
 #include "cuda/tile/head.cuh"
 
 namespace rapt::cuda {
@@ -14,7 +14,6 @@ constexpr int kSplitsOfSequence = 512, kMaxSplits = 256;
 constexpr int kSplitUnit = 128;                             // keys; a multiple of every kernel's key block
 constexpr int kMinSplits = 8;                               // that a sequence wants, as it may have the GPU to itself
 constexpr int kMinSplitKeys = 256, kEnoughSplitKeys = 512;  // sequences of up to kEnoughSplitKeys keys are not split
-constexpr int kMaxSplitRows = 64;  // rows of a ragged sequence and kv head, up to which its keys are split
 
 struct Splits {
   int keys, count;  // keys of each split but the last; splits: at least one, which may be empty
@@ -61,7 +60,7 @@ struct SplitKeys : Splits {
 // Whether a ragged call's sequence has so few rows that the decode kernels do it; the launch of prefill tiles leaves it
 // out.
 __device__ inline bool is_decode_sequence(const AttentionParams& p, std::int64_t rows) {
-  return p.total_q >= 0 && rows <= kMaxSplitRows;
+  return p.total_q >= 0 && rows <= kDecodeMaxRows;
 }
 __device__ inline bool is_decode_sequence(const Head& head) {
   return is_decode_sequence(head.p, head.len_q * head.p.group);
@@ -78,7 +77,7 @@ inline bool has_few_rows(const AttentionParams& p) {
 
 // The most rows that a sequence and kv head may have.
 inline std::int64_t max_rows(const AttentionParams& p) {
-  return p.total_q < 0 ? p.sq * p.group : std::min<std::int64_t>(p.total_q * p.group, kMaxSplitRows);
+  return p.total_q < 0 ? p.sq * p.group : std::min<std::int64_t>(p.total_q * p.group, kDecodeMaxRows);
 }
 
 // Partial results of a call's sequences, or of a part of them, for attention_combine: O, row_max and row_sum of each
@@ -111,9 +110,9 @@ inline std::int64_t bytes_of(const AttentionParams& p, const PartialResults& par
 }
 // At least the bytes of every call that is no larger.
 inline std::size_t bytes_of(const AttentionParams& p, const PartialResults& partials) {
-  const std::int64_t rows = p.total_q < 0 ? partials.rows : std::min(p.total_q * p.group, p.b * kMaxSplitRows);
+  const std::int64_t rows = p.total_q < 0 ? partials.rows : std::min(p.total_q * p.group, p.b * kDecodeMaxRows);
   const std::int64_t bytes = bytes_of(p, partials, rows);
-  const std::int64_t most = std::max(kMaxPartialBytes, bytes_of(p, partials, kMaxSplitRows));
+  const std::int64_t most = std::max(kMaxPartialBytes, bytes_of(p, partials, kDecodeMaxRows));
   return static_cast<std::size_t>(p.total_q < 0 ? bytes : std::min(bytes, most));
 }
 
@@ -129,13 +128,13 @@ inline PartialResults partials_in(const AttentionParams& p, std::byte* workspace
                      .sequences = p.b};
   if (p.total_q < 0) return all;
   all.rows = p.total_q * p.group, all.sequence_rows = 0;
-  if (all.rows <= p.b * kMaxSplitRows && bytes_of(p, all, all.rows) <= kMaxPartialBytes) return all;
-  // The host does not know which sequences have few rows: there is room for kMaxSplitRows rows of each sequence, for a
+  if (all.rows <= p.b * kDecodeMaxRows && bytes_of(p, all, all.rows) <= kMaxPartialBytes) return all;
+  // The host does not know which sequences have few rows: there is room for kDecodeMaxRows rows of each sequence, for a
   // part of the sequences at a time.
-  const std::int64_t of_sequence = std::max<std::int64_t>(bytes_of(p, all, kMaxSplitRows), 1);
+  const std::int64_t of_sequence = std::max<std::int64_t>(bytes_of(p, all, kDecodeMaxRows), 1);
   const std::int64_t parts = ceil_div(p.b, std::max<std::int64_t>(kMaxPartialBytes / of_sequence, 1));
   all.sequences = ceil_div(p.b, std::max<std::int64_t>(parts, 1));
-  all.rows = all.sequences * kMaxSplitRows, all.sequence_rows = kMaxSplitRows;
+  all.rows = all.sequences * kDecodeMaxRows, all.sequence_rows = kDecodeMaxRows;
   return all;
 }
 // Calls `launch` for each part of a call's sequences, until one fails.
@@ -169,13 +168,5 @@ inline PartialResults partials_of(const AttentionParams& p, std::byte* workspace
 inline bool writes_output_directly(const AttentionParams& p, const PartialResults& partials) {
   return partials.splits == 1 && !has_modifiers(p.score) && p.score.scale_log2 != 0 && !p.score.sinks;
 }
-
-// Launches attention_decode for these sequences, then attention_combine unless it `writes_output` or combines rows
-// itself.
-cudaError_t launch_decode_part(const AttentionParams& p, const DecodeConfig& config, const PartialResults& partials,
-                               bool writes_output, bool overlap_previous, cudaStream_t stream);
-
-// Launches attention_combine for these sequences. It starts while the launch before ends.
-cudaError_t launch_attention_combine(const AttentionParams& p, const PartialResults& partials, cudaStream_t stream);
 
 }  // namespace rapt::cuda

@@ -4,9 +4,10 @@
 
 #include <cuda.h>
 
+#include <algorithm>
 #include <numeric>
 
-#include "cuda/hopper/host.cuh"
+#include "cuda/hopper/tiles.cuh"
 
 namespace rapt::cuda {
 

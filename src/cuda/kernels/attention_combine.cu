@@ -9,13 +9,13 @@
 
 #include "cuda/hopper/combine_row.cuh"
 #include "cuda/kernels/kernels.hpp"
+#include "cuda/kernels/split_launches.cuh"
 #include "cuda/tile/launch.cuh"
 
 namespace rapt::cuda {
 namespace {
 
 constexpr int kThreads = 32 * kCombineWarps;
-static_assert(kMaxSplitRows == kDecodeMaxRows, "ragged sequences are split where dense ones are");
 
 // Thread blocks on a multiprocessor.
 template <int kMaxSize>
@@ -95,14 +95,14 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor<kMaxSize>)
   wait_on_dependent_grids();  // also without a row, so that a grid that depends on this one also depends on that one
 }
 
-// A thread block does block_rows rows, up to kMaxSplitRows: a warp for each; then (kManySplits) rows of more than
+// A thread block does block_rows rows, up to kDecodeMaxRows: a warp for each; then (kManySplits) rows of more than
 // kCombineWarps splits, with all warps for each.
 template <int kMaxSize, bool kManySplits>
 __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor<kMaxSize>)
     attention_combine_several(const __grid_constant__ AttentionParams p, const PartialResults partials,
                               const unsigned block_rows) {
   __shared__ GroupSums<kManySplits ? kMaxSize : 1> groups;
-  __shared__ bool has_many_splits[kManySplits ? kMaxSplitRows : 1];
+  __shared__ bool has_many_splits[kManySplits ? kDecodeMaxRows : 1];
   const unsigned warp = threadIdx.x / 32, first = blockIdx.x * block_rows;
   unsigned fallback = 0;  // bit i: row warp + i * kCombineWarps falls back
   wait_on_dependent_grids();
@@ -149,14 +149,14 @@ cudaError_t combine_rows(const AttentionParams& p, const PartialResults& partial
   const std::int64_t all = p.hk * partials.rows;
   const auto blocks = [&](std::int64_t rows) { return static_cast<unsigned>(ceil_div(all, rows)); };
   const bool has_many_splits = partials.splits > kCombineWarps;
-  // With room for kMaxSplitRows rows of each ragged sequence, most rows do not exist.
+  // With room for kDecodeMaxRows rows of each ragged sequence, most rows do not exist.
   const bool mostly_empty = p.total_q >= 0 && partials.sequence_rows > 0;
   if (!mostly_empty && !has_many_splits)
     return launch_kernel(true, attention_combine<kMaxSize, false>, blocks(kCombineWarps), kThreads, 0, stream, p,
                          partials);
   if (!mostly_empty && all <= 2 * kBlocksPerMultiprocessor<kMaxSize> * multiprocessors())
     return launch_kernel(true, attention_combine<kMaxSize, true>, blocks(1), kThreads, 0, stream, p, partials);
-  const unsigned rows = mostly_empty ? kMaxSplitRows : kCombineWarps;
+  const unsigned rows = mostly_empty ? kDecodeMaxRows : kCombineWarps;
   return launch_kernel(
       true, has_many_splits ? attention_combine_several<kMaxSize, true> : attention_combine_several<kMaxSize, false>,
       blocks(rows), kThreads, 0, stream, p, partials, rows);

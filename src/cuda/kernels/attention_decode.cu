@@ -5,8 +5,8 @@
 // each row and split; attention_combine, or a cluster of the splits' thread blocks, combines these.
 #include <array>
 
-#include "cuda/hopper/host.cuh"
 #include "cuda/kernels/decode_same_keys.cuh"
+#include "cuda/kernels/split_launches.cuh"
 #include "cuda/tile/launch_one_of.cuh"
 
 namespace rapt::cuda {

@@ -11,9 +11,10 @@
 // an exact power of two.
 #include <cuda_runtime.h>
 
-#include "cuda/hopper/host.cuh"
 #include "cuda/hopper/split_block.cuh"
 #include "cuda/kernels/kernels.hpp"
+#include "cuda/kernels/split_launches.cuh"
+#include "cuda/tile/launch.cuh"
 #include "cuda/tile/shared_rows.cuh"
 
 namespace rapt::cuda {

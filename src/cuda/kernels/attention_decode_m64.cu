@@ -10,6 +10,7 @@
 #include <array>
 
 #include "cuda/kernels/prefill_kernel.cuh"
+#include "cuda/kernels/split_launches.cuh"
 #include "cuda/tile/launch_one_of.cuh"
 
 namespace rapt::cuda {

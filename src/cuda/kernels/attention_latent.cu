@@ -26,6 +26,7 @@
 #include "cuda/kernels/latent_load.cuh"
 #include "cuda/kernels/latent_merge.cuh"
 #include "cuda/kernels/latent_softmax.cuh"
+#include "cuda/kernels/split_launches.cuh"
 #include "cuda/tile/launch.cuh"
 
 namespace rapt::cuda {

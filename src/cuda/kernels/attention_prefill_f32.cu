@@ -23,7 +23,7 @@
 
 #include "cuda/hopper/components.cuh"
 #include "cuda/hopper/fragment.cuh"
-#include "cuda/hopper/host.cuh"
+#include "cuda/hopper/schedule.cuh"
 #include "cuda/kernels/kernels.hpp"
 #include "cuda/tile/launch.cuh"
 
@@ -474,6 +474,16 @@ cudaError_t launch(PrefillF32Params& params, std::byte* workspace, cudaStream_t 
   return launch_attention_simt(p, stream, reinterpret_cast<const std::uint64_t*>(params.fallback_rows));
 }
 
+// Calls `then` with the smallest compiled head dimension that fits the call, as a constant.
+template <class Then>
+auto with_head_dim(const AttentionParams& p, Then then) {
+  const std::int64_t size = std::max(p.d, p.dv);
+  if (size <= 64) return then(std::integral_constant<int, 64>());
+  if (size <= 128) return then(std::integral_constant<int, 128>());
+  if (size <= 192) return then(std::integral_constant<int, 192>());
+  return then(std::integral_constant<int, 256>());
+}
+
 }  // namespace
 
 bool prefill_f32_can_count(const AttentionParams& p) {
@@ -487,9 +497,9 @@ bool prefill_f32_can_count(const AttentionParams& p) {
 std::size_t prefill_f32_workspace(const AttentionParams& p) {
   PrefillF32Params params{};
   params.p = p;
-  const std::size_t own =
+  const std::size_t bytes =
       with_head_dim(p, [&](auto size) { return lay_out<PrefillF32Config<size, false>>(params, nullptr); });
-  return p.total_q < 0 ? own : std::max(own, decode_workspace(p));
+  return p.total_q < 0 ? bytes : std::max(bytes, decode_workspace(p));
 }
 
 cudaError_t launch_attention_prefill_f32(const AttentionParams& p, std::byte* workspace, cudaStream_t stream) {

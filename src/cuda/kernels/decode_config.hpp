@@ -6,9 +6,6 @@
 
 namespace rapt::cuda {
 
-// Rows of a kv head, up to which attention_decode does 16-bit types: for more, most rows of a tile of 64 are in use.
-inline constexpr int kFewRows = 16;
-
 // What a kernel may take for granted, so that it finds its keys with fewer instructions.
 enum class DecodePath : std::uint8_t {
   general,

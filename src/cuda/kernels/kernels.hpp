@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <optional>
 
+#include "cuda/hopper/decode_limits.hpp"
 #include "cuda/kernels/decode_config.hpp"
 #include "cuda/kernels/prefill_config.hpp"
 #include "operations/append_kv/params.hpp"
@@ -59,7 +60,6 @@ cudaError_t launch_attention_prefill_f32(const AttentionParams& params, std::byt
 // 16-bit types for up to kFewRows rows. attention_decode_m64: of 16-bit types for more rows; of a ragged call, whose
 // rows the host does not know, it launches attention_decode with `few_rows`, too. attention_decode_f32: in fp32, by
 // the ordinary cores. (All on sm_90a.)
-inline constexpr std::int64_t kDecodeMaxRows = 64, kDecodeMaxHeadDim = kPrefillMaxHeadDim;
 std::int64_t decode_items(const AttentionParams& params);           // splits of sequences as long as can be
 std::size_t decode_workspace(const AttentionParams& params);        // bytes, at a multiple of 16
 bool decode_writes_output_directly(const AttentionParams& params);  // whether the kernels need no workspace

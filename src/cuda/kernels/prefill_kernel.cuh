@@ -17,7 +17,7 @@
 #include <cmath>
 
 #include "cuda/hopper/combine_row.cuh"
-#include "cuda/hopper/host.cuh"
+#include "cuda/kernels/kernels.hpp"
 #include "cuda/kernels/prefill_dense.cuh"
 #include "cuda/kernels/prefill_load.cuh"
 #include "cuda/kernels/prefill_load_codes.cuh"

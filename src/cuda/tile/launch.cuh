@@ -4,7 +4,10 @@
 
 #include <cuda_runtime.h>
 
-#include "cuda/kernels/multiprocessors.hpp"
+#include <algorithm>
+#include <cstdint>
+
+#include "cuda/tile/multiprocessors.hpp"
 
 namespace rapt::cuda {
 
@@ -55,6 +58,11 @@ template <class... Parameters, class... Arguments>
 cudaError_t launch_kernel(bool overlap_previous, void (*kernel)(Parameters...), unsigned blocks, unsigned threads,
                           std::size_t shared_bytes, cudaStream_t stream, const Arguments&... arguments) {
   return launch_clusters(1, overlap_previous, kernel, blocks, threads, shared_bytes, stream, arguments...);
+}
+
+// A divisor: sizes may be 0, as calls without rows are planned, too.
+inline std::int64_t at_least_1(std::int64_t size) {
+  return std::max<std::int64_t>(size, 1);
 }
 
 }  // namespace rapt::cuda

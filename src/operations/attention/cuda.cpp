@@ -5,7 +5,7 @@
 
 #include "cuda/entry.hpp"
 #include "cuda/kernels/kernels.hpp"
-#include "cuda/kernels/multiprocessors.hpp"
+#include "cuda/tile/multiprocessors.hpp"
 #include "operations/attention/cuda_choice.hpp"
 #include "operations/attention/modifiers.hpp"
 

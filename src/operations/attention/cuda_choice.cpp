@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "cuda/hopper/decode_limits.hpp"
 #include "operations/attention/modifiers.hpp"
 
 namespace rapt::cuda {
