@@ -30,9 +30,9 @@ void run_entry(const Entry& entry, const EntryPlan& plan, const Call& call, cons
   if (call.is_empty) return;
   if (!workspace.empty() || call.device.type != DeviceType::cpu)
     return entry.run(plan, call, context, tasks, workspace.empty() ? nullptr : workspace.data());
-  Workspace own = context.borrow(plan.workspace_bytes);
-  entry.run(plan, call, context, tasks, own.data());
-  context.give_back(std::move(own));
+  Workspace borrowed = context.borrow(plan.workspace_bytes);
+  entry.run(plan, call, context, tasks, borrowed.data());
+  context.give_back(std::move(borrowed));
 }
 
 // `tasks` is null, or the call's.

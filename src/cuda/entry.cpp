@@ -38,10 +38,11 @@ void DeviceEntry::run(const EntryPlan& plan, const Call& call, const Context::Im
   const NvtxRange range([&] { return name + " " + to_string(call.problem); });
   const DeviceGuard guard(call.device.index);
   const auto stream = static_cast<cudaStream_t>(context.options.stream);
-  std::optional<StreamMemory> own;
+  std::optional<StreamMemory> borrowed;
   if (workspace == nullptr && plan.workspace_bytes > 0 && needs_workspace(call.params))
-    own.emplace(plan.workspace_bytes, call.device.index, stream);
-  check_cuda(launch(call.params, own ? static_cast<std::byte*>(own->data()) : workspace, stream), "starting a kernel");
+    borrowed.emplace(plan.workspace_bytes, call.device.index, stream);
+  check_cuda(launch(call.params, borrowed ? static_cast<std::byte*>(borrowed->data()) : workspace, stream),
+             "starting a kernel");
 }
 
 }  // namespace rapt::cuda

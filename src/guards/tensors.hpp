@@ -54,7 +54,7 @@ inline std::vector<std::int64_t> to_vector(const Index& index, int ndim) {
 }
 
 // The part of `t` that has n elements of dimension `dim` from `begin` on.
-inline Block cut(Block block, std::size_t dim, std::int64_t begin, std::int64_t n) {
+inline Block slice(Block block, std::size_t dim, std::int64_t begin, std::int64_t n) {
   TensorView& t = block.view;
   t.data = static_cast<const std::byte*>(t.data) + begin * t.strides[dim] * static_cast<std::int64_t>(size_of(t.dtype));
   t.shape[dim] = n;

@@ -19,10 +19,10 @@ Problem parse_as(std::string_view name, std::string_view text, const std::string
   if constexpr (kIndex == std::variant_size_v<Problem>) {
     throw Error("problem", "\"" + std::string(name) + "\"", "the operation first:" + names);
   } else {
-    const std::string_view own = to_string(static_cast<Operation>(kIndex));
-    if (name == own) return std::variant_alternative_t<kIndex, Problem>::parse(text);
+    const std::string_view operation = to_string(static_cast<Operation>(kIndex));
+    if (name == operation) return std::variant_alternative_t<kIndex, Problem>::parse(text);
     const char* before = kIndex == 0 ? " " : kIndex + 1 < std::variant_size_v<Problem> ? ", " : " or ";
-    return parse_as<kIndex + 1>(name, text, names + before + std::string(own));
+    return parse_as<kIndex + 1>(name, text, names + before + std::string(operation));
   }
 }
 

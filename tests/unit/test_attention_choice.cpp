@@ -53,7 +53,7 @@ TEST_CASE("choice: one kernel runs sequences of one length", "[unit]") {
   const auto runs = [&](const char* text) {
     const AttentionChoice choice = k.choice(text, context);
     CHECK((choice.few_rows == nullptr && choice.short_keys == nullptr && choice.rule().empty()));
-    return choice.own->kernel;
+    return choice.chosen->kernel;
   };
   CHECK(runs("attention dtype=bf16 sq=8 sk=4096 d=64") == &k.decode);
   CHECK(runs("attention dtype=bf16 sq=9 sk=4096 d=64") == &k.tiles);
@@ -69,7 +69,7 @@ TEST_CASE("choice: each sequence of a call gets the kernel that it would get alo
   const Kernels k;
   const Context::Impl context{ContextOptions{}};
   const AttentionChoice choice = k.choice("attention dtype=bf16 b=9 sq=512 sk=4096 d=64 ragged_q=600", context);
-  CHECK(choice.own->kernel == &k.tiles);
+  CHECK(choice.chosen->kernel == &k.tiles);
   for (const std::int64_t rows : {1, 8, 9, 15, 16, 17, 512})
     for (const std::int64_t keys : {1, 19, 20, 128, 129, 4096}) {
       const std::string alone = "attention dtype=bf16 d=64 sq=" + std::to_string(rows) + " sk=" + std::to_string(keys);
@@ -82,7 +82,7 @@ TEST_CASE("choice: each sequence of a call gets the kernel that it would get alo
         "only over more than 1024 key elements a row), else attention_prefill.f32.avx512");
   CHECK(k.choice("attention b=9 sq=512 sk=64 d=64 seqlens", context).rule().empty());  // no sequence has few rows
   // attention_decode runs all sequences if it is the fastest for short and for long ones.
-  CHECK(k.choice("attention dtype=bf16 b=9 sq=4 sk=4096 d=64 seqlens", context).own->kernel == &k.decode);
+  CHECK(k.choice("attention dtype=bf16 b=9 sq=4 sk=4096 d=64 seqlens", context).chosen->kernel == &k.decode);
   CHECK(k.choice("attention dtype=bf16 b=9 sq=16 sk=64 d=64 seqlens", context).few_rows->kernel == &k.decode);
 }
 
@@ -97,6 +97,6 @@ TEST_CASE("choice: a forced kernel or instruction set is not weighed against oth
 
   Context::Impl capped{ContextOptions{}};
   capped.options.isa = Isa::avx512;
-  CHECK(k.choice("attention dtype=bf16 sq=512 d=64", capped).own->kernel == &k.prefill);
+  CHECK(k.choice("attention dtype=bf16 sq=512 d=64", capped).chosen->kernel == &k.prefill);
   CHECK(refuse(tiles, AttentionProblem::parse(text), k.all, capped) == "above the context's ISA cap");
 }

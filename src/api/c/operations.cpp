@@ -43,17 +43,17 @@ C known(const void* given, const char* argument, Operation operation) {
 template <class Args>
 Given<Args> read(Operation operation, const void* c_args) {
   using Op = OperationOf<Args>;
-  auto own = known<typename Op::C>(c_args, "args", operation);
+  auto args = known<typename Op::C>(c_args, "args", operation);
   Given<Args> given{};
   if constexpr (requires { typename Op::Forward; }) {
     using Forward = typename OperationOf<typename Op::Forward>::C;
-    const auto forward = known<Forward>(own.forward, "forward", Op::kForward);
-    own.forward = &forward;
-    read_tensors(kArgumentsOf<Args>, &own, &forward, &given.args, given.lists);
-    Op::set_scalars(own, given.args);
+    const auto forward = known<Forward>(args.forward, "forward", Op::kForward);
+    args.forward = &forward;
+    read_tensors(kArgumentsOf<Args>, &args, &forward, &given.args, given.lists);
+    Op::set_scalars(args, given.args);
   } else {
-    read_tensors(kArgumentsOf<Args>, &own, nullptr, &given.args, given.lists);
-    if constexpr (requires { Op::set_scalars(own, given.args); }) Op::set_scalars(own, given.args);
+    read_tensors(kArgumentsOf<Args>, &args, nullptr, &given.args, given.lists);
+    if constexpr (requires { Op::set_scalars(args, given.args); }) Op::set_scalars(args, given.args);
   }
   return given;
 }

@@ -61,14 +61,14 @@ void copy_row(const AppendKvSide& s, const void* from, void* to, const RowIndice
 }
 
 void store_codes(const AppendKvSide& s, const std::uint8_t* codes, std::uint8_t* to) {
-  const std::int64_t step = s.to_stride.d;
+  const std::int64_t stride = s.to_stride.d;
   if (s.to_type == DType::i4x2) {
     for (std::int64_t c = 0; c < s.size / 2; ++c)
-      to[c * step] = static_cast<std::uint8_t>((codes[2 * c] & 0xf) | codes[2 * c + 1] << 4);
-  } else if (step == 1) {
+      to[c * stride] = static_cast<std::uint8_t>((codes[2 * c] & 0xf) | codes[2 * c + 1] << 4);
+  } else if (stride == 1) {
     __builtin_memcpy(to, codes, static_cast<std::size_t>(s.size));
   } else {
-    for (std::int64_t c = 0; c < s.size; ++c) to[c * step] = codes[c];
+    for (std::int64_t c = 0; c < s.size; ++c) to[c * stride] = codes[c];
   }
 }
 

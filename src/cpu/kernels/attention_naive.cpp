@@ -192,7 +192,7 @@ void run(const AttentionParams& p, const WorkItem& item, std::byte* scratch) noe
     }
     // The sink is added in float64 and is not part of the maximum: a sink far above the scores would cost their
     // weights' digits.
-    const double shift = static_cast<double>(alibi_shift_log2(head, row)), own = static_cast<double>(m);
+    const double shift = static_cast<double>(alibi_shift_log2(head, row)), row_max = static_cast<double>(m);
     const double sink =
         p.score.sinks
             ? static_cast<double>(number_at(p.score.sinks, p.score.sinks_type, row.q_head * p.score.sinks_stride)) *
@@ -200,7 +200,7 @@ void run(const AttentionParams& p, const WorkItem& item, std::byte* scratch) noe
                   shift
             : -__builtin_inf();
     const bool alone = sum == 0 && p.score.sinks;
-    const double larger = sink > own || alone ? sink : own, factor = __builtin_exp2(own - larger);
+    const double larger = sink > row_max || alone ? sink : row_max, factor = __builtin_exp2(row_max - larger);
     const double all = (sum == 0 ? 0 : factor * sum) + (sink == -__builtin_inf() ? 0 : __builtin_exp2(sink - larger));
     w.inverse[r - item.row_begin] = sum == 0 ? 0 * all : factor / all;  // NaN for a sink of NaN or inf
     if (p.lse)

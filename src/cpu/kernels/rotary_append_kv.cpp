@@ -35,13 +35,13 @@ void load_norm(const RotarySide& s, std::int64_t d, bool plus_one, float* to) {
 
 void load_angles(const RotaryAppendKvParams& p, const AngleRows& at, const RotaryScratch& w) {
   const Pair first = pair_of(p, 0);
-  const std::int64_t step = p.interleaved && !p.half_tables ? 2 : 1, n = p.rotary / 2;
+  const std::int64_t stride = p.interleaved && !p.half_tables ? 2 : 1, n = p.rotary / 2;
   with_float_type(p.table_type, [&](auto element) {
     using T = decltype(element);
     for (int i = 0; i < 2; ++i) {
-      pack_row(static_cast<const T*>(p.cos) + at.cos + first.angle[i] * p.cos_stride.d, step * p.cos_stride.d, n,
+      pack_row(static_cast<const T*>(p.cos) + at.cos + first.angle[i] * p.cos_stride.d, stride * p.cos_stride.d, n,
                w.cos[i]);
-      pack_row(static_cast<const T*>(p.sin) + at.sin + first.angle[i] * p.sin_stride.d, step * p.sin_stride.d, n,
+      pack_row(static_cast<const T*>(p.sin) + at.sin + first.angle[i] * p.sin_stride.d, stride * p.sin_stride.d, n,
                w.sin[i]);
     }
   });
@@ -65,15 +65,15 @@ void normalise(float* row, std::int64_t d, float eps, const float* norm) {
 
 void rotate(const RotaryAppendKvParams& p, const RotaryScratch& w) {
   const Pair first = pair_of(p, 0);
-  const std::int64_t step = p.interleaved ? 2 : 1, n = p.rotary / 2;
+  const std::int64_t stride = p.interleaved ? 2 : 1, n = p.rotary / 2;
   float *const row1 = w.row + first.channel[0], *const row2 = w.row + first.channel[1];
   for (std::int64_t i = 0; i < n; i += kLanes) {
     const std::int64_t count = min(kLanes, n - i);
-    const vec x1 = load_strided(row1 + i * step, step, count), x2 = load_strided(row2 + i * step, step, count);
+    const vec x1 = load_strided(row1 + i * stride, stride, count), x2 = load_strided(row2 + i * stride, stride, count);
     const vec y1 = fma(-x2, load(w.sin[0] + i), x1 * load(w.cos[0] + i));
     const vec y2 = fma(x1, load(w.sin[1] + i), x2 * load(w.cos[1] + i));
-    store_strided(row1 + i * step, step, count, y1);
-    store_strided(row2 + i * step, step, count, y2);
+    store_strided(row1 + i * stride, stride, count, y1);
+    store_strided(row2 + i * stride, stride, count, y2);
   }
 }
 

@@ -53,9 +53,9 @@ class DroppedLanes {
     for (int second = 0; second < 2; ++second) {
       WordLanes of_row, of_head;
       for (int i = 0; i < kLanes / 2; ++i) {
-        const Row& own = row[lane_of_word(i, second)];
-        of_row[i] = static_cast<std::uint32_t>(own.token);
-        of_head[i] = dropout_head(dropout_, head.b, own.q_head);
+        const Row& row_of_lane = row[lane_of_word(i, second)];
+        of_row[i] = static_cast<std::uint32_t>(row_of_lane.token);
+        of_head[i] = dropout_head(dropout_, head.b, row_of_lane.q_head);
       }
       const WordLanes product = multiply_low(of_head, WordLanes{} + kPhiloxMultiplier[1]);
       first_[second] = product;

@@ -9,8 +9,8 @@ namespace rapt::cpu::RAPT_ISA {
 // One query of an item.
 struct IndexRow {
   std::int64_t token;
-  KeyRange keys;      // keys of the work item that the query sees
-  float* scores;      // address of key 0's score; null: scores are not stored
+  KeyRange keys;        // keys of the work item that the query sees
+  float* scores;        // address of key 0's score; null: scores are not stored
   std::int64_t stride;  // from key to key
 };
 

@@ -124,7 +124,7 @@ __device__ __forceinline__ void write_queries(const ComponentParams& params, con
   constexpr int kAtOnce = 32 / Fours::kLanes, kLoads = C::kSize == 192 ? 1 : 4 / (kAtOnce * Fours::kFours);
   const AttentionParams& p = params.p;
   const auto* const q = static_cast<const float*>(p.q);
-  const std::int64_t step = p.q_stride.d;
+  const std::int64_t stride = p.q_stride.d;
   const int size = static_cast<int>(p.d);
   const bool vector = params.q_vector && size % 4 == 0;
   const float sign = p.score.scale_log2 < 0 ? -1 : 1;
@@ -145,11 +145,11 @@ __device__ __forceinline__ void write_queries(const ComponentParams& params, con
         if (vector) {
           if (left > 0) numbers = __ldcs(reinterpret_cast<const float4*>(q + at + column));
         } else {  // like load4(), but without trying a vector load
-          const float* const from = q + at + column * step;
+          const float* const from = q + at + column * stride;
           if (left > 0) numbers.x = from[0];
-          if (left > 1) numbers.y = from[step];
-          if (left > 2) numbers.z = from[2 * step];
-          if (left > 3) numbers.w = from[3 * step];
+          if (left > 1) numbers.y = from[stride];
+          if (left > 2) numbers.z = from[2 * stride];
+          if (left > 3) numbers.w = from[3 * stride];
         }
       }
     }
@@ -217,7 +217,7 @@ __device__ __forceinline__ void write_components(const ComponentParams& params, 
   __syncthreads();
 
   const void* from = is_v ? p.v : p.k;
-  const std::int64_t step = is_v ? p.v_stride.d : p.k_stride.d;
+  const std::int64_t stride = is_v ? p.v_stride.d : p.k_stride.d;
   const bool vector = is_v ? params.v_vector : params.k_vector;
   const int row = thread / kLanes, column = thread % kLanes * 4;
   const int size = static_cast<int>(is_v ? p.dv : p.d);
@@ -230,7 +230,7 @@ __device__ __forceinline__ void write_components(const ComponentParams& params, 
       const int c = column + four * Fours::kStep, left = size - c;
       if (vector && left >= 4 && at >= 0)
         x[i][four] = __ldcs(reinterpret_cast<const float4*>(static_cast<const float*>(from) + at + c));
-      else x[i][four] = load4(from, DType::f32, at + c * step, step, at < 0 ? 0 : left);
+      else x[i][four] = load4(from, DType::f32, at + c * stride, stride, at < 0 ? 0 : left);
     }
   }
   unsigned largest[kRowsPerThread];  // of a row

@@ -49,10 +49,10 @@ __device__ void store_rows(const TileGrid& grid, const Tile<C>& tile, int warp_r
   int lane = threadIdx.x % 32;
   asm volatile("" : "+r"(lane));  // or the compiler computes addresses early, and spills them
   const bool odd = lane % 2, whole = grid.out_vector && p.dv == kSize;
-  const std::int64_t step = p.out_stride.d;
+  const std::int64_t stride = p.out_stride.d;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const std::int64_t row = tile.row_info[warp_row + lane / 4 + 8 * h].out, out = row + lane % 4 * 2 * step;
+    const std::int64_t row = tile.row_info[warp_row + lane / 4 + 8 * h].out, out = row + lane % 4 * 2 * stride;
     const int left = row < 0 ? 0 : static_cast<int>(p.dv) - lane % 4 * 2;
     const auto low = [&](int j) { return o[j / 2 + 2 * h]; };
     const auto high = [&](int j) { return o[j / 2 + 2 * h + 1]; };
@@ -67,7 +67,7 @@ __device__ void store_rows(const TileGrid& grid, const Tile<C>& tile, int warp_r
           if (row >= 0) *reinterpret_cast<float2*>(to + j) = make_float2(low(j), high(j));
       } else {
 #pragma unroll
-        for (int j = 0; j < kSize; j += 8) store_pair(to + j * step, step, left - j, low(j), high(j));
+        for (int j = 0; j < kSize; j += 8) store_pair(to + j * stride, stride, left - j, low(j), high(j));
       }
     } else {
       auto* const to = static_cast<std::uint16_t*>(p.out) + out;
@@ -84,7 +84,7 @@ __device__ void store_rows(const TileGrid& grid, const Tile<C>& tile, int warp_r
       } else {
 #pragma unroll
         for (int j = 0; j < kSize; j += 8)
-          store_pair(to + j * step, step, left - j, static_cast<std::uint16_t>(word(j)),
+          store_pair(to + j * stride, stride, left - j, static_cast<std::uint16_t>(word(j)),
                      static_cast<std::uint16_t>(word(j) >> 16));
       }
     }

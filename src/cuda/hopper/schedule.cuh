@@ -134,10 +134,10 @@ struct TileScheduler {
       const SplitKeys splits(Head(p, tile.b, tile.hk), grid.partials.rule);
       if (tile.split >= splits.count) return false;
       const int low = static_cast<int>(splits.first - base) + splits.keys * tile.split;
-      tile.cut<C::kRows, C::kKeys>(grid.group, keys, base,
-                                   [&](int& from, int& to) { from = max(from, low), to = min(to, low + splits.keys); });
+      tile.find_keys<C::kRows, C::kKeys>(
+          grid.group, keys, base, [&](int& from, int& to) { from = max(from, low), to = min(to, low + splits.keys); });
     } else {
-      tile.cut<C::kRows, C::kKeys>(grid.group, keys, base, [](int&, int&) {});
+      tile.find_keys<C::kRows, C::kKeys>(grid.group, keys, base, [](int&, int&) {});
     }
     ++round;
     return true;

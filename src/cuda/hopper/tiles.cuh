@@ -34,10 +34,10 @@ struct TileGrid {
   }
   __device__ bool has_tile(unsigned round) const { return tile_of(round) < static_cast<unsigned>(all); }
   // Tile i's head, and its number within that head.
-  struct Place {
+  struct HeadTile {
     int head, tile;
   };
-  __device__ Place place(unsigned i) const {
+  __device__ HeadTile place(unsigned i) const {
     const unsigned all_heads = heads, tiles_of_head = tiles, heads_of_section = section;
     const unsigned first = section_tiles.quotient(i) * heads_of_section, in_section = i - first * tiles_of_head;
     const bool whole = first + heads_of_section <= all_heads;
@@ -63,7 +63,7 @@ struct TileExtent {
   // multiple of kKeys. `part_of(begin, end)` may cut keys off at either end. `keys` are then counted from the tile's
   // first.
   template <int kRows, int kKeys, class PartOf>
-  __device__ void cut(const Divisor& group, KeyBounds32& keys, std::int64_t base, PartOf part_of) {
+  __device__ void find_keys(const Divisor& group, KeyBounds32& keys, std::int64_t base, PartOf part_of) {
     // Neither end of what a row sees moves down from row to row, but rows past the mask's last see nothing.
     const int last_row = min(row + kRows, rows) - 1;
     token = static_cast<int>(group.quotient(row));
@@ -184,7 +184,7 @@ struct DenseTile : TileExtent {
     b = static_cast<int>(grid.hk.quotient(head)), hk = head - b * static_cast<int>(grid.p.hk), row = tile * C::kRows;
     rows = static_cast<int>(grid.p.sq) * static_cast<int>(grid.p.group), q_first = 0;
     keys = grid.window;
-    cut<C::kRows, C::kKeys>(grid.group, keys, 0, [](int&, int&) {});
+    find_keys<C::kRows, C::kKeys>(grid.group, keys, 0, [](int&, int&) {});
     const int bottom = token_of(grid, C::kRows - 1);
     seen_by_all_rows = {keys.first_of(bottom), min(keys.last_of(token), keys.last_of(bottom))};
   }

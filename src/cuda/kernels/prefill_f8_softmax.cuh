@@ -64,8 +64,8 @@ struct F8Tile {
 
 // The number of a thread block's n-th tile. Every other round goes backwards, as later tiles may be shorter.
 __device__ inline int f8_tile_number(int n, int tiles) {
-  const int blocks = static_cast<int>(gridDim.x), own = static_cast<int>(blockIdx.x);
-  return n * blocks + (n % 2 == 0 || (n + 1) * blocks > tiles ? own : blocks - 1 - own);
+  const int blocks = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
+  return n * blocks + (n % 2 == 0 || (n + 1) * blocks > tiles ? block : blocks - 1 - block);
 }
 // A thread's share of the online softmax of its two rows, 8 apart. The four lanes of a quad share a row's keys.
 //

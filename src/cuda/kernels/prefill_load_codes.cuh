@@ -43,10 +43,10 @@ struct CodeKeys {
   // replaced by one that some row sees: its codes are finite, or that row falls back anyway, so weights of 0 hide it.
   __device__ PageTableEntry request(int block) const {
     const AttentionParams& p = params.p;
-    const int own = block * C::kKeys + first + lane % kWarpKeys;
+    const int lane_key = block * C::kKeys + first + lane % kWarpKeys;
     const int begin = static_cast<int>(tile.begin - tile.key), end = static_cast<int>(tile.end - tile.key);
-    const int key = max(min(own, end - 1), begin);
-    const bool exists = key == own && begin < end;
+    const int key = max(min(lane_key, end - 1), begin);
+    const bool exists = key == lane_key && begin < end;
     const std::uint32_t row = origin + key, b = static_cast<std::uint32_t>(tile.b);
     if (p.page_size == 0) return {b, 0, row, exists};
     const std::uint32_t page = params.page_size.quotient(row), in_page = row - page * params.page_size.by;
@@ -100,7 +100,7 @@ struct CodeLoader : CodeKeys<C> {
   const Coding coding;
   const int key = lane / 8 * kPlaces + lane / kInPanel % kPlaces,
             chunk = lane % kInPanel;  // the lane's first 16 bytes of codes
-  const std::uint32_t own = (first + key) * 128 + (chunk * kPlaces ^ key % 8) * 16;  // their offset in a block
+  const std::uint32_t lane_offset = (first + key) * 128 + (chunk * kPlaces ^ key % 8) * 16;  // of the lane in a block
   // For all panels of a key, then for the key kKeyStep further on: codes that have arrived, and those in flight.
   uint4 codes[kBatch], incoming[kBatch];
 
@@ -108,12 +108,12 @@ struct CodeLoader : CodeKeys<C> {
       : Keys(params, tile), coding{params.code_offset} {}
 
   // The lane's row of K or V, in units of 16 bytes.
-  struct Rows {
+  struct CodeRows {
     const std::uint8_t* data;
     int bytes;         // of a row
     std::uint32_t at;  // where the row of the lane's key begins
   };
-  __device__ Rows rows(bool values, const CachedKey& at) const {
+  __device__ CodeRows rows(bool values, const CachedKey& at) const {
     const AttentionParams& p = params.p;
     const int size = static_cast<int>(values ? p.dv : p.d), bytes = kType == DType::i4x2 ? size / 2 : size;
     const Strides& stride = values ? p.v_stride : p.k_stride;
@@ -124,7 +124,7 @@ struct CodeLoader : CodeKeys<C> {
   }
   // Requests a batch. Past the end of a row it reads the row's beginning again: in K that meets zeros of Q, and in V it
   // becomes columns of O that do not exist.
-  __device__ __forceinline__ void issue_loads(const Rows& rows, int batch) {
+  __device__ __forceinline__ void issue_loads(const CodeRows& rows, int batch) {
     const std::uint8_t* from[kBatch];
 #pragma unroll
     for (int n = 0; n < kBatch; n += kPanels) {
@@ -168,7 +168,7 @@ struct CodeLoader : CodeKeys<C> {
     CachedKey at = resolve(request(tile.blocks - 1));
     PageTableEntry next{};
     float k_scale = scale_of(params.p.k_quant, at), v_scale = scale_of(params.p.v_quant, at);
-    Rows from = rows(false, at);
+    CodeRows from = rows(false, at);
     issue_loads(from, 0);
 #pragma unroll 1
     for (int block = tile.blocks - 1; block >= 0; --block, ++n) {
@@ -192,7 +192,7 @@ struct CodeLoader : CodeKeys<C> {
             }
           }
           if (last && values) k_scale = scale_of(params.p.k_quant, at), v_scale = scale_of(params.p.v_quant, at);
-          const std::uint32_t to = ring.slot(n) + own + batch * (kBatch / kPanels * kKeyStep * 128);
+          const std::uint32_t to = ring.slot(n) + lane_offset + batch * (kBatch / kPanels * kKeyStep * 128);
 #pragma unroll
           for (int i = 0; i < kBatch; ++i) store(i, to);
         }
@@ -221,10 +221,10 @@ __device__ __noinline__ void load_codes_by_twos(const PrefillParams& params, con
         keys.store_scales(scales + n % C::kScaleBlocks * C::kScaleBytes, keys.scale_of(p.k_quant, at),
                           keys.scale_of(p.v_quant, at));
       const Strides& stride = values ? p.v_stride : p.k_stride;
-      const std::int64_t size = values ? p.dv : p.d, own = at.exists ? keys.index(stride, at) : -1;
+      const std::int64_t size = values ? p.dv : p.d, lane_row = at.exists ? keys.index(stride, at) : -1;
 #pragma unroll 1
       for (int key = 0; key < kWarpKeys; ++key) {
-        const std::int64_t row = __shfl_sync(~0u, own, key);
+        const std::int64_t row = __shfl_sync(~0u, lane_row, key);
         const std::uint32_t to = ring.slot(n) + (keys.first + key) * 128;
 #pragma unroll 1
         for (int column = 2 * keys.lane; column < C::kSize; column += 64) {

@@ -60,13 +60,13 @@ struct Fetch {
   const Source& x;
   const std::int64_t* row_at;
   std::int64_t column;
-  int row, own;  // the thread's first column
+  int row, thread_column;  // the thread's first column
 
   __device__ Fetch(const Source& x, const std::int64_t* row_at, std::int64_t column)
       : x(x), row_at(row_at), column(column) {
     int thread = threadIdx.x;
     asm volatile("" : "+r"(thread));  // or the compiler computes addresses early, and keeps them in registers
-    row = thread / kFours, own = thread % kFours * 4;
+    row = thread / kFours, thread_column = thread % kFours * 4;
   }
 
   template <class Put>
@@ -78,8 +78,8 @@ struct Fetch {
   }
   template <class Four, class Put>
   __device__ void at_once(Put put) const {
-    const auto* const from = static_cast<const char*>(x.data) + (column + own) * (sizeof(Four) / 4);
-    const bool exists = column + own < x.size;
+    const auto* const from = static_cast<const char*>(x.data) + (column + thread_column) * (sizeof(Four) / 4);
+    const bool exists = column + thread_column < x.size;
     Four e[kTimes];
 #pragma unroll
     for (int i = 0; i < kTimes; ++i) {
@@ -87,14 +87,14 @@ struct Fetch {
       e[i] = exists && at >= 0 ? *reinterpret_cast<const Four*>(from + at * (sizeof(Four) / 4)) : Four{};
     }
 #pragma unroll
-    for (int i = 0; i < kTimes; ++i) put(row + i * kStep, own, widen(e[i], x.type));
+    for (int i = 0; i < kTimes; ++i) put(row + i * kStep, thread_column, widen(e[i], x.type));
   }
   template <class Put>
   __device__ void one_by_one(Put put) const {
 #pragma unroll 1
     for (int i = row; i < kRows; i += kStep) {
-      const std::int64_t n = row_at[i] < 0 ? 0 : x.size - column - own;
-      put(i, own, load4(x.data, x.type, row_at[i] + (column + own) * x.stride, x.stride, n));
+      const std::int64_t n = row_at[i] < 0 ? 0 : x.size - column - thread_column;
+      put(i, thread_column, load4(x.data, x.type, row_at[i] + (column + thread_column) * x.stride, x.stride, n));
     }
   }
 };
@@ -113,12 +113,12 @@ struct FetchCodes {
   const KvSide& x;
   const KvPlace* place;
   std::int64_t column;  // the thread's first
-  int row, own;
+  int row, thread_column;
 
   __device__ FetchCodes(const KvSide& x, const KvPlace* place, std::int64_t first) : x(x), place(place) {
     int thread = threadIdx.x;
     asm volatile("" : "+r"(thread));
-    row = thread / kFours, own = thread % kFours * 4, column = first + own;
+    row = thread / kFours, thread_column = thread % kFours * 4, column = first + thread_column;
   }
 
   template <class Put>
@@ -148,7 +148,7 @@ struct FetchCodes {
         e = four_codes(bits[i], x.type);
         for (float* const one : {&e.x, &e.y, &e.z, &e.w}) *one = x.number(at, group, *one);
       }
-      put(row + i * kStep, own, e);
+      put(row + i * kStep, thread_column, e);
     }
   }
   template <class Put>
@@ -157,7 +157,7 @@ struct FetchCodes {
     for (int i = row; i < kRows; i += kStep) {
       const KvPlace& at = place[i];
       const auto element = [&](int n) { return at.at >= 0 && column + n < x.size ? x.element(at, column + n) : 0.f; };
-      put(i, own, make_float4(element(0), element(1), element(2), element(3)));
+      put(i, thread_column, make_float4(element(0), element(1), element(2), element(3)));
     }
   }
 };

@@ -15,13 +15,13 @@ std::optional<Bad> bad_row(const AppendKvParams& p, const AppendKvSide& side, co
     const NewRows rows = new_rows(p, i);
     for (int64_t n = first_kept(p, rows.count); n < rows.count; ++n)
       for (int64_t head = 0; head < p.hk; ++head) {
-        const Block given = p.from_begin ? cut(cut(from, 0, rows.first + n, 1), 1, head, 1)
-                                         : cut(cut(cut(from, 0, i, 1), 1, head, 1), 2, n, 1);
-        if (auto bad = first_bad(cut(given, static_cast<std::size_t>(from.view.ndim - 1), column, side.size)))
+        const Block given = p.from_begin ? slice(slice(from, 0, rows.first + n, 1), 1, head, 1)
+                                         : slice(slice(slice(from, 0, i, 1), 1, head, 1), 2, n, 1);
+        if (auto bad = first_bad(slice(given, static_cast<std::size_t>(from.view.ndim - 1), column, side.size)))
           return bad;
         if (!(only(side.to_type) & (kFloatTypes | kFp8Types))) continue;
         const int64_t key = p.len_before[i] + n, row = row_in_block(p, key);
-        if (auto bad = first_bad(cut(cut(cut(to, 0, block_of(p, i, key), 1), 1, head, 1), 2, row, 1))) return bad;
+        if (auto bad = first_bad(slice(slice(slice(to, 0, block_of(p, i, key), 1), 1, head, 1), 2, row, 1))) return bad;
       }
   }
   return {};

@@ -127,21 +127,21 @@ struct AttentionWorkers {
 
 class AttentionEntry final : public CpuEntry {
  public:
-  // `all` are those of the operation in the order that dispatch tries them; `own` is one of them.
-  AttentionEntry(const AttentionCandidate& own, AttentionCandidates all)
-      : CpuEntry(own.kernel->facts, *own.built), own_(own), all_(all) {}
+  // `all` are those of the operation in the order that dispatch tries them; `candidate` is one of them.
+  AttentionEntry(const AttentionCandidate& candidate, AttentionCandidates all)
+      : CpuEntry(candidate.kernel->facts, *candidate.built), candidate_(candidate), all_(all) {}
 
   std::string_view refuse(const Problem& problem, const Context::Impl& context) const override {
-    return cpu::refuse(own_, std::get<AttentionProblem>(problem), all_, context);
+    return cpu::refuse(candidate_, std::get<AttentionProblem>(problem), all_, context);
   }
   std::unique_ptr<EntryPlan> plan(const Problem& problem, const Context::Impl& context) const override {
     const auto& p = std::get<AttentionProblem>(problem);
     return std::make_unique<AttentionPlan>(
-        plan_attention(p, choose(own_, p, all_, context), context.concurrency(), machine().l2_bytes));
+        plan_attention(p, choose(candidate_, p, all_, context), context.concurrency(), machine().l2_bytes));
   }
   std::size_t max_workspace_bytes(const Problem& largest, const Context::Impl& context) const override {
     const auto& p = std::get<AttentionProblem>(largest);
-    return cpu::max_workspace_bytes(p, choose(own_, p, all_, context), context.concurrency(), machine().l2_bytes);
+    return cpu::max_workspace_bytes(p, choose(candidate_, p, all_, context), context.concurrency(), machine().l2_bytes);
   }
 
   void run(const EntryPlan& entry_plan, const Call& call, const Context::Impl& context, const CallTasks* tasks,
@@ -175,7 +175,7 @@ class AttentionEntry final : public CpuEntry {
            plan.partial_bytes >= static_cast<std::size_t>(ranges) * kMinBytesToCombineTogether;
   }
 
-  const AttentionCandidate& own_;
+  const AttentionCandidate& candidate_;
   const AttentionCandidates all_;
 };
 
@@ -190,7 +190,7 @@ void add_attention(const CpuMachine& machine, Entries& entries) {
           if ((*kernel)->facts.phase == phase) candidates.push_back({*kernel, &built});
     return candidates;
   }();
-  for (const AttentionCandidate& own : all) entries.push_back(std::make_unique<AttentionEntry>(own, all));
+  for (const AttentionCandidate& candidate : all) entries.push_back(std::make_unique<AttentionEntry>(candidate, all));
 }
 
 }  // namespace rapt::cpu

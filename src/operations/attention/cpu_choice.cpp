@@ -97,33 +97,33 @@ std::string name_of(const AttentionCandidate& candidate) {
 
 }  // namespace
 
-std::string_view refuse(const AttentionCandidate& own, const AttentionProblem& p, AttentionCandidates all,
+std::string_view refuse(const AttentionCandidate& candidate, const AttentionProblem& p, AttentionCandidates all,
                         const Context::Impl& context) {
-  if (const std::string_view reason = refuse_context(own, context); !reason.empty()) return reason;
+  if (const std::string_view reason = refuse_context(candidate, context); !reason.empty()) return reason;
   const std::int64_t rows = rows_of_head(p);
-  if (is_decode(own) && !context.forces_one(Operation::attention)) {
+  if (is_decode(candidate) && !context.forces_one(Operation::attention)) {
     if (rows > kDecodeRows) return "for few query rows (tokens x group) only";
     if (!decode_takes(p, rows, all, context)) return "for fewer query rows (tokens x group): others are faster here";
   }
-  if (is_free(context) && !is_worthwhile(*own.kernel, {rows, p.sk * (p.d + p.dv)}))
+  if (is_free(context) && !is_worthwhile(*candidate.kernel, {rows, p.sk * (p.d + p.dv)}))
     return "for longer sequences: others are faster here";
-  if (!takes_queries(*own.kernel, p)) return "takes no f8e4m3 queries";
-  if (!takes_cache(*own.kernel, p))
+  if (!takes_queries(*candidate.kernel, p)) return "takes no f8e4m3 queries";
+  if (!takes_cache(*candidate.kernel, p))
     return "for quantised caches without zeros, whose groups are whole rows or multiples of 32 columns, "
            "as a bf16 tail is";
   constexpr double kMaxScores = 0x1p40;
-  if (own.kernel->facts.phase == Phase::naive &&
+  if (candidate.kernel->facts.phase == Phase::naive &&
       static_cast<double>(p.sq) * static_cast<double>(p.hq) * static_cast<double>(p.sk) > kMaxScores)
     return "its S x S matrix would not fit any memory";
   return {};
 }
 
-AttentionChoice choose(const AttentionCandidate& own, const AttentionProblem& p, AttentionCandidates all,
+AttentionChoice choose(const AttentionCandidate& candidate, const AttentionProblem& p, AttentionCandidates all,
                        const Context::Impl& context) {
-  AttentionChoice choice{.own = &own, .head_elements = p.d + p.dv, .quantised = is_quantised(p)};
-  if (!has_lengths(p) || context.forces_one(Operation::attention) || is_decode(own)) return choice;
+  AttentionChoice choice{.chosen = &candidate, .head_elements = p.d + p.dv, .quantised = is_quantised(p)};
+  if (!has_lengths(p) || context.forces_one(Operation::attention) || is_decode(candidate)) return choice;
   if (p.ragged_q >= 0 || rows_of_head(p) <= kDecodeRows) choice.few_rows = first_usable(all, p, context, is_decode);
-  if (is_free(context) && own.kernel->min_key_elements > 0)
+  if (is_free(context) && candidate.kernel->min_key_elements > 0)
     choice.short_keys = first_usable(all, p, context, [](const AttentionCandidate& other) {
       return !is_decode(other) && other.kernel->min_key_elements == 0;
     });
@@ -132,7 +132,8 @@ AttentionChoice choose(const AttentionCandidate& own, const AttentionProblem& p,
 
 const AttentionKernel& AttentionChoice::kernel_for(std::int64_t rows, std::int64_t keys) const {
   const SequenceSize size{rows, keys * head_elements};
-  const AttentionKernel& kernel = short_keys && !is_worthwhile(*own->kernel, size) ? *short_keys->kernel : *own->kernel;
+  const AttentionKernel& kernel =
+      short_keys && !is_worthwhile(*chosen->kernel, size) ? *short_keys->kernel : *chosen->kernel;
   return few_rows && decode_is_faster(kernel, size, quantised) ? *few_rows->kernel : kernel;
 }
 
@@ -146,11 +147,11 @@ std::string AttentionChoice::rule() const {
               std::to_string(kFewKeyElements) + " key elements a row)";
     return text + ", else " + name_of(prefill);
   };
-  if (!short_keys) return few_rows ? of(*own) : std::string();
-  const AttentionKernel& kernel = *own->kernel;
+  if (!short_keys) return few_rows ? of(*chosen) : std::string();
+  const AttentionKernel& kernel = *chosen->kernel;
   const std::string rows = kernel.min_rows > 0 ? std::to_string(kernel.min_rows) + " rows and " : std::string();
-  return "from " + rows + std::to_string(kernel.min_key_elements) + " key elements (keys x (d + dv)) on: " + of(*own) +
-         "; below: " + of(*short_keys);
+  return "from " + rows + std::to_string(kernel.min_key_elements) +
+         " key elements (keys x (d + dv)) on: " + of(*chosen) + "; below: " + of(*short_keys);
 }
 
 }  // namespace rapt::cpu

@@ -29,11 +29,13 @@ struct SequenceSize {
 // The kernels of a call. If its sequences have different lengths, each sequence goes to the kernel that it would get
 // alone.
 struct AttentionChoice {
-  const AttentionCandidate* own = nullptr;         // the entry's own, for all sequences that the others do not take
-  const AttentionCandidate* few_rows = nullptr;    // attention_decode; null: the others take sequences of few rows
-  const AttentionCandidate* short_keys = nullptr;  // where the setup of `own` is not repaid; null: `own` takes these
-  std::int64_t head_elements = 0;                  // d + dv
-  bool quantised = false;                          // keys and values
+  const AttentionCandidate* chosen =
+      nullptr;  // the entry that dispatch chose, for all sequences that the others do not take
+  const AttentionCandidate* few_rows = nullptr;  // attention_decode; null: the others take sequences of few rows
+  const AttentionCandidate* short_keys =
+      nullptr;                     // where the setup of `chosen` is not repaid; null: `chosen` takes these
+  std::int64_t head_elements = 0;  // d + dv
+  bool quantised = false;          // keys and values
 
   const AttentionKernel& kernel_for(std::int64_t rows, std::int64_t keys) const;
   // From which rows and keys on each kernel runs; empty if one kernel runs all.
@@ -43,11 +45,11 @@ struct AttentionChoice {
 // Query rows of a kv head of a sequence: tokens x group. Where keys are gathered, a sequence is a single token.
 std::int64_t rows_of_head(const AttentionProblem& problem);
 
-// Why dispatch must not give the problem to `own`, as lasting text; empty if it may.
-std::string_view refuse(const AttentionCandidate& own, const AttentionProblem& problem, AttentionCandidates all,
+// Why dispatch must not give the problem to `candidate`, as lasting text; empty if it may.
+std::string_view refuse(const AttentionCandidate& candidate, const AttentionProblem& problem, AttentionCandidates all,
                         const Context::Impl& context);
-// The kernels of a call that dispatch gives to `own`.
-AttentionChoice choose(const AttentionCandidate& own, const AttentionProblem& problem, AttentionCandidates all,
+// The kernels of a call that dispatch gives to `candidate`.
+AttentionChoice choose(const AttentionCandidate& candidate, const AttentionProblem& problem, AttentionCandidates all,
                        const Context::Impl& context);
 
 }  // namespace rapt::cpu

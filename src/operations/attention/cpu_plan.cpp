@@ -91,10 +91,10 @@ void size_workspace(AttentionPlan& plan, const AttentionProblem& problem, std::i
     plan.short_rows_per_item =
         std::min<std::int64_t>(round_up(plan.rows_per_item, kernel.facts.block_q), kernel.max_rows);
   }
-  needs(choice.own, plan.rows_per_item), needs(choice.short_keys, plan.short_rows_per_item);
+  needs(choice.chosen, plan.rows_per_item), needs(choice.short_keys, plan.short_rows_per_item);
   needs(choice.few_rows, kDecodeRows);
   plan.max_sequences = has_lengths(p) ? p.b : 1;
-  if (takes_whole_heads(*choice.own->kernel) || partials == 0) return;
+  if (takes_whole_heads(*choice.chosen->kernel) || partials == 0) return;
   const std::int64_t heads = problem.b * problem.hk, split_rows = std::min(rows_of_batch_element(problem), kSplitRows);
   partials *= heads;
   if (p.ragged_q >= 0) partials = std::min(partials, p.ragged_q * p.hq * max_splits_of(p, 1));
@@ -136,7 +136,7 @@ std::int64_t rows_of_head(const AttentionProblem& problem) {
 AttentionPlan plan_attention(const AttentionProblem& problem, const AttentionChoice& choice, int concurrency,
                              std::size_t l2_bytes) {
   const AttentionProblem p = in_sequences(problem);
-  const AttentionKernel& kernel = *choice.own->kernel;
+  const AttentionKernel& kernel = *choice.chosen->kernel;
   AttentionPlan plan;
   plan.choice = choice;
   const std::int64_t rows = rows_of_head(p), heads = p.b * p.hk, rows_of_all = rows_of_batch_element(problem);
@@ -179,7 +179,7 @@ AttentionPlan plan_attention(const AttentionProblem& problem, const AttentionCho
 
 std::size_t max_workspace_bytes(const AttentionProblem& p, const AttentionChoice& choice, int concurrency,
                                 std::size_t l2_bytes) {
-  const AttentionKernel& kernel = *choice.own->kernel;
+  const AttentionKernel& kernel = *choice.chosen->kernel;
   AttentionPlan plan;
   plan.choice = choice;
   plan.rows_per_item = takes_whole_heads(kernel)

@@ -14,7 +14,7 @@ namespace rapt::cpu {
 // the partial results of splits, and for each range of rows a counter of the splits that are done.
 struct AttentionPlan final : EntryPlan {
   AttentionChoice choice;
-  std::int64_t rows_per_item = 0;        // for choice.own; a row is a (token, head of the group) pair
+  std::int64_t rows_per_item = 0;        // for choice.chosen; a row is a (token, head of the group) pair
   std::int64_t short_rows_per_item = 0;  // for choice.short_keys
   bool keeps_keys = false;               // the kernel packs keys once for consecutive work items of a head
   bool looks_ahead = false;              // each work item prefetches the start of the next one

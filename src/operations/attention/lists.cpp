@@ -69,9 +69,9 @@ class Lists {
   const AttentionParams& f_;
 };
 
-// What kernels see instead.
+// Copies of the lists that kernels see instead.
 template <class T>
-struct OwnLists {
+struct KeptLists {
   std::unique_ptr<int64_t[]> length;
   std::unique_ptr<T[]> rows;
 };
@@ -80,37 +80,37 @@ template <class T>
 std::shared_ptr<const void> read(const TensorView& counts, AttentionParams& f) {
   const Lists<T> lists(counts, f);
   const int64_t tokens = lists.tokens(), n = lists.entries();
-  std::shared_ptr<OwnLists<T>> own;  // from the first list on that is not full
+  std::shared_ptr<KeptLists<T>> kept;  // from the first list on that is not full
   int64_t longest = 0;
   bool has_gaps = false;
   for (int64_t i = 0; i < tokens; ++i) {
     const int64_t count = lists.count_of(i), valid = lists.valid_entries(i, count);
-    if (valid < n && !own) {
-      own = std::make_shared<OwnLists<T>>();
-      own->length = std::make_unique_for_overwrite<int64_t[]>(static_cast<std::size_t>(tokens));
-      std::fill_n(own->length.get(), i, n);
+    if (valid < n && !kept) {
+      kept = std::make_shared<KeptLists<T>>();
+      kept->length = std::make_unique_for_overwrite<int64_t[]>(static_cast<std::size_t>(tokens));
+      std::fill_n(kept->length.get(), i, n);
     }
-    if (own) own->length[static_cast<std::size_t>(i)] = valid;
+    if (kept) kept->length[static_cast<std::size_t>(i)] = valid;
     has_gaps = has_gaps || (valid < count && lists.valid_entries(i, valid) < valid);
     longest = std::max(longest, valid);
   }
-  if (!own) return nullptr;
+  if (!kept) return nullptr;
   if (has_gaps) {
     int64_t size = 0;
     if (__builtin_mul_overflow(tokens, longest, &size)) throw std::bad_alloc();
-    own->rows = std::make_unique_for_overwrite<T[]>(static_cast<std::size_t>(size));
+    kept->rows = std::make_unique_for_overwrite<T[]>(static_cast<std::size_t>(size));
     for (int64_t i = 0; i < tokens; ++i) {
       const T* const list = lists.of(i);
-      T* const rows = own->rows.get() + i * longest;
-      const int64_t length = own->length[static_cast<std::size_t>(i)];
+      T* const rows = kept->rows.get() + i * longest;
+      const int64_t length = kept->length[static_cast<std::size_t>(i)];
       for (int64_t j = 0, at = 0; at < length && j < n; ++j)
         if (const T row = list[j * f.pages.stride]; row >= 0) rows[at++] = row;
     }
-    f.pages = {own->rows.get(), 1, f.pages.is_int64};
+    f.pages = {kept->rows.get(), 1, f.pages.is_int64};
     f.pages_stride_b = f.tokens * longest, f.pages_stride_token = longest;
   }
-  f.k_len = {own->length.get(), 1, true};
-  return own;
+  f.k_len = {kept->length.get(), 1, true};
+  return kept;
 }
 
 }  // namespace

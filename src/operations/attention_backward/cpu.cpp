@@ -160,24 +160,24 @@ struct AttentionBackwardWorkers {
   int64_t bias_items() const { return p.grad_bias ? p.grad_bias_b * p.grad_bias_h * bias_rows() * bias_keys() : 0; }
 
   void work(int worker) {
-    std::byte* const own = scratch + static_cast<std::size_t>(worker) * plan.scratch_bytes;
+    std::byte* const worker_scratch = scratch + static_cast<std::size_t>(worker) * plan.scratch_bytes;
     const int64_t items = before[p.b].items, end = items + bias_items();
     for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < end;) {
       const TaskScope task(tasks, Task::Kind::item, worker, i, 1);
-      i < items ? run(i, worker, own) : run_bias(i - items, own);
+      i < items ? run(i, worker, worker_scratch) : run_bias(i - items, worker_scratch);
     }
   }
-  void run_bias(int64_t i, std::byte* own) const {
+  void run_bias(int64_t i, std::byte* worker_scratch) const {
     const int64_t head = i / (bias_rows() * bias_keys()), piece = i % (bias_rows() * bias_keys());
     const BiasItem item{head / p.grad_bias_h, head % p.grad_bias_h, piece / bias_keys() * kernel.bias_rows,
                         piece % bias_keys() * kBackwardKeys};
-    kernel.add_bias(p, item, own);
+    kernel.add_bias(p, item, worker_scratch);
   }
 
   // Work items are taken in order, so one that another waits for has been started. With several workers, heads
   // alternate: a head with few chunks leaves room for others. A single worker finishes a head while its rows are
   // cached.
-  void run(int64_t number, int worker, std::byte* own) {
+  void run(int64_t number, int worker, std::byte* worker_scratch) {
     const auto after = [](int64_t i, const WorkBefore& x) { return i < x.items; };
     const int64_t b = std::upper_bound(before, before + p.b + 1, number, after) - before - 1;
     const Sequence q = sequence_of(p, p, b);
@@ -204,25 +204,26 @@ struct AttentionBackwardWorkers {
       std::fill_n(item.dq_sums, chunks * sums_of_chunk, 0.f);
     }
     // The last rows come first: with a causal mask all work items see them, so none waits long for the one before.
-    kernel.begin(p, item, own);
+    kernel.begin(p, item, worker_scratch);
     for (int64_t chunk = chunks - 1; chunk >= 0; --chunk) {
       if (!sees(q, item.key_begin, head.keys, chunk)) continue;
       if (range > 0 && !item.split && sees(q, item.key_begin - head.keys, head.keys, chunk))
         wait_for(progress[number - next_range], chunks - chunk);
-      kernel.add_rows(p, item, chunk * plan.chunk_rows, own);
+      kernel.add_rows(p, item, chunk * plan.chunk_rows, worker_scratch);
       if (!is_last && !item.split) advance(progress[number], chunks - chunk);
     }
-    kernel.end(p, item, own);
+    kernel.end(p, item, worker_scratch);
     if (!item.split) return;
     if (!completes(progress[number - range * next_range], head.items)) return;  // of the head's first item
     item.dq_sums = head_sums;
     const TaskScope task(tasks, Task::Kind::combine, worker);
-    finish_rows(item, q, chunks, head.items, own);
+    finish_rows(item, q, chunks, head.items, worker_scratch);
   }
 
   // The worker that finishes a head's last split adds up dQ of all splits, in order. Then a work item without keys
   // makes gradients of the sums.
-  void finish_rows(BackwardItem item, const Sequence& q, int64_t chunks, int64_t splits, std::byte* own) const {
+  void finish_rows(BackwardItem item, const Sequence& q, int64_t chunks, int64_t splits,
+                   std::byte* worker_scratch) const {
     const int64_t n = chunks * plan.chunk_rows * kernel.sums_of_row(p.d);
     {
       const FloatEnvironment environment;
@@ -230,8 +231,8 @@ struct AttentionBackwardWorkers {
         for (int64_t i = 0; i < n; ++i) item.dq_sums[i] += item.dq_sums[split * n + i];
     }
     item.key_begin = item.key_end = q.len_k, item.clear_end = 0, item.split = false;
-    kernel.begin(p, item, own);
-    for (int64_t chunk = 0; chunk < chunks; ++chunk) kernel.add_rows(p, item, chunk * plan.chunk_rows, own);
+    kernel.begin(p, item, worker_scratch);
+    for (int64_t chunk = 0; chunk < chunks; ++chunk) kernel.add_rows(p, item, chunk * plan.chunk_rows, worker_scratch);
   }
 
   // Whether rows of the chunk see some of `keys` keys from key_begin on. Chunks that see no key belong to the first

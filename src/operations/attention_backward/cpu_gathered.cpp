@@ -72,16 +72,16 @@ struct GatheredBackwardWorkers {
   std::atomic<int64_t> next{0};
 
   void work(int worker) {
-    std::byte* const own = scratch + static_cast<std::size_t>(worker) * plan.worker_bytes();
+    std::byte* const worker_scratch = scratch + static_cast<std::size_t>(worker) * plan.worker_bytes();
     // Parameters with the sorted list in place of the token's list.
     AttentionBackwardParams sorted = p;
-    auto* const list = reinterpret_cast<int64_t*>(own + plan.kernel_bytes);
+    auto* const list = reinterpret_cast<int64_t*>(worker_scratch + plan.kernel_bytes);
     sorted.pages = {list, 1, true}, sorted.pages_stride_b = sorted.pages_stride_token = 0;
     const int64_t end = p.pools * p.hk * items_of_head;
     for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < end;) {
       const TaskScope task(tasks, Task::Kind::item, worker, i, 1);
       const int64_t head = i / items_of_head, at = i % items_of_head;
-      if (at < tokens) add_token(i, head, at, sorted, list, own);
+      if (at < tokens) add_token(i, head, at, sorted, list, worker_scratch);
       else store_range(i, head, at - tokens);
     }
   }
@@ -96,21 +96,22 @@ struct GatheredBackwardWorkers {
   }
 
   void add_token(int64_t number, int64_t head, int64_t token, const AttentionBackwardParams& sorted, int64_t* list,
-                 std::byte* own) const {
+                 std::byte* worker_scratch) const {
     BackwardItem item{head / p.hk * tokens + token, head % p.hk, 0, 0, 0, nullptr, false, sink_sums, nullptr, nullptr};
     item.head_facts = head_facts + item.b * p.hk + item.hk;
     const int64_t keys = sort_list(item.b, list);
-    if (keys > plan.keys_per_step) item.dq_sums = reinterpret_cast<float*>(own + plan.kernel_bytes + plan.list_bytes);
+    if (keys > plan.keys_per_step)
+      item.dq_sums = reinterpret_cast<float*>(worker_scratch + plan.kernel_bytes + plan.list_bytes);
     item.pool = pool;
     int64_t free = 0;  // this work item may add to so many ranges
     do {
       item.key_end = item.key_begin + plan.keys_per_step;
-      kernel.begin(sorted, item, own);
-      for (int64_t row = 0; row < p.group; row += plan.chunk_rows) kernel.add_rows(sorted, item, row, own);
+      kernel.begin(sorted, item, worker_scratch);
+      for (int64_t row = 0; row < p.group; row += plan.chunk_rows) kernel.add_rows(sorted, item, row, worker_scratch);
       const int64_t last = std::min(item.key_end, keys);
       if (pool && last > item.key_begin) {
         free = wait_for_ranges(number, head, token, free, ranges.of(list[last - 1]) + 1);
-        kernel.end(sorted, item, own);
+        kernel.end(sorted, item, worker_scratch);
         // Advances only to the ranges it has waited for: between this step's last range and the next step's first one,
         // earlier tokens may still be adding.
         if (last < keys) advance(progress[number], std::min(ranges.of(list[last]), free));

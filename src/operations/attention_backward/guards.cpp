@@ -15,14 +15,14 @@ void for_each_seen(const AttentionParams& p, const Block& whole, F f) {
     Sequence s = sequence_of(p, p, i);
     const int64_t entry = entry_of(p, i, s);
     if (p.tokens > 0) {
-      const Block pool = cut(whole, 0, whole.view.shape[0] == 1 ? 0 : entry, 1);
-      for (int64_t j = 0; j < s.len_k; ++j) f(cut(pool, 2, listed_row(p, entry, s.k_first, j), 1));
+      const Block pool = slice(whole, 0, whole.view.shape[0] == 1 ? 0 : entry, 1);
+      for (int64_t j = 0; j < s.len_k; ++j) f(slice(pool, 2, listed_row(p, entry, s.k_first, j), 1));
       continue;
     }
     const KeyRange keys = visible_keys(p.score, s);
     if (keys.first >= keys.last) continue;
-    if (ragged) f(cut(whole, 0, s.k_first + keys.first, keys.last - keys.first));
-    else f(cut(cut(whole, 0, i, 1), 2, keys.first, keys.last - keys.first));
+    if (ragged) f(slice(whole, 0, s.k_first + keys.first, keys.last - keys.first));
+    else f(slice(slice(whole, 0, i, 1), 2, keys.first, keys.last - keys.first));
   }
 }
 

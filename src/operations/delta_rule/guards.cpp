@@ -12,7 +12,7 @@ void for_each_initial_state(const DeltaRuleArgs& a, const DeltaRuleParams& p, F 
   if (!a.state_slots) return f({"initial_state", a.initial_state});
   if (!a.initial_state) return;
   for (int64_t b = 0; b < p.b; ++b)
-    if (const int64_t slot = initial_slot(p, b); slot >= 0) f(cut({"initial_state", a.initial_state}, 0, slot, 1));
+    if (const int64_t slot = initial_slot(p, b); slot >= 0) f(slice({"initial_state", a.initial_state}, 0, slot, 1));
 }
 // Slots that the call wrote: one of each sequence, or of each of its tokens.
 template <class F>
@@ -22,7 +22,7 @@ void for_each_final_state(const DeltaRuleArgs& a, const DeltaRuleParams& p, F f)
   const bool each_token = a.state_slots.ndim == 2;
   for (int64_t b = 0; b < p.b; ++b)
     for (int64_t step = 0; step < (each_token ? std::min(p.steps, tokens_of(p, b).count) : 1); ++step)
-      if (const int64_t slot = slot_of(p, b, step); slot >= 0) f(cut({"final_state", a.final_state}, 0, slot, 1));
+      if (const int64_t slot = slot_of(p, b, step); slot >= 0) f(slice({"final_state", a.final_state}, 0, slot, 1));
 }
 
 std::optional<Bad> bad_result_of(const WatchedCall<DeltaRuleArgs>& w) {

@@ -62,24 +62,24 @@ struct DeltaRuleBackwardWorkers {
   std::atomic<int64_t> next{0};
 
   void work(int worker) {
-    std::byte* const own = scratch + static_cast<std::size_t>(worker) * plan.scratch_bytes;
+    std::byte* const worker_scratch = scratch + static_cast<std::size_t>(worker) * plan.scratch_bytes;
     // Work items are taken in order, so that one that another waits for has been started.
     for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < plan.work_items;) {
       const TaskScope task(tasks, Task::Kind::item, worker, i, 1);
-      run(i, own);
+      run(i, worker_scratch);
     }
   }
-  void run(int64_t i, std::byte* own) const {
+  void run(int64_t i, std::byte* worker_scratch) const {
     const DeltaRuleBackwardItem item{i / p.h, i % p.h, q_sums, k_sums, v_sums, head_sums + i * (2 + p.d)};
     const bool shares = item.h % p.q_group != 0 || item.h % p.k_group != 0 || item.h % p.v_group != 0;
-    kernel.begin(p, item, own);
+    kernel.begin(p, item, worker_scratch);
     const int64_t blocks = blocks_of(tokens_of(p, item.b).count);
     for (int64_t done = 0; done < blocks; ++done) {
       if (shares) wait_for(progress[i - 1], done + 1);
-      kernel.add_block(p, item, blocks - 1 - done, own);
+      kernel.add_block(p, item, blocks - 1 - done, worker_scratch);
       advance(progress[i], done + 1);
     }
-    kernel.end(p, item, own);
+    kernel.end(p, item, worker_scratch);
   }
 };
 

@@ -69,30 +69,30 @@ struct IndexScoresWorkers {
   std::atomic<int64_t> next{0};
 
   void work(int worker) {
-    std::byte* const own = scratch + static_cast<std::size_t>(worker) * plan.scratch_bytes;
+    std::byte* const worker_scratch = scratch + static_cast<std::size_t>(worker) * plan.scratch_bytes;
     for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < plan.work_items;) {
       const TaskScope task(tasks, Task::Kind::item, worker, i, 1);
-      run(i, worker, own);
+      run(i, worker, worker_scratch);
     }
   }
 
   // The last queries come first: they see the most keys if that differs.
-  void run(int64_t i, int worker, std::byte* own) const {
+  void run(int64_t i, int worker, std::byte* worker_scratch) const {
     const int64_t blocks = ceil_div(p.sq, plan.tokens), split = i % plan.splits, of_all = i / plan.splits;
     const int64_t block = blocks - 1 - of_all / p.b;
     IndexItem item{of_all % p.b, block * plan.tokens, std::min((block + 1) * plan.tokens, p.sq), 0, p.sk, nullptr, 0};
-    if (plan.splits == 1) return kernel.run(p, item, own);
+    if (plan.splits == 1) return kernel.run(p, item, worker_scratch);
     item.key_begin = split * plan.split_keys, item.key_end = std::min((split + 1) * plan.split_keys, p.sk);
     const std::size_t bytes = TopkList::bytes(std::min(p.topk, p.sk));
     std::byte* const of_block = lists + static_cast<std::size_t>(of_all * plan.tokens * plan.splits) * bytes;
     item.list_stride = static_cast<int64_t>(bytes) * plan.splits;
     if (p.indices) item.lists = of_block + static_cast<std::size_t>(split) * bytes;
-    kernel.run(p, item, own);
+    kernel.run(p, item, worker_scratch);
     if (!p.indices) return;
     if (!completes(reinterpret_cast<std::int32_t*>(counters)[of_all], plan.splits)) return;
     item.lists = of_block;
     const TaskScope task(tasks, Task::Kind::combine, worker);
-    kernel.merge(p, item, plan.splits, own);
+    kernel.merge(p, item, plan.splits, worker_scratch);
   }
 };
 

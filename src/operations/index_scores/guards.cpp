@@ -21,7 +21,7 @@ std::optional<Bad> cause_of(const WatchedCall<IndexScoresArgs>& w) {
     }
     for (const auto& [name, t] : {std::pair{"k", a.k}, {"k_scale", a.k_scale}})
       for (int64_t j = seen.first; t && j < seen.last && !first.bad(); ++j)
-        first(cut(cut({name, t}, 0, block_of(p, i, j), 1), 1, row_in_block(p, j), 1));
+        first(slice(slice({name, t}, 0, block_of(p, i, j), 1), 1, row_in_block(p, j), 1));
   }
   return first.bad();
 }

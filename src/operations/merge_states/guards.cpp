@@ -14,7 +14,7 @@ std::optional<Bad> cause_of(const WatchedCall<MergeStatesArgs>& w, const Bad& re
     Block lse{"lses[" + std::to_string(i) + "]", w.args.lses[i], true},
         out{"outs[" + std::to_string(i) + "]", w.args.outs[i]};
     for (std::size_t dim = 0; dim < row.size(); ++dim)
-      lse = cut(lse, dim, row[dim], 1), out = cut(out, dim, row[dim], 1);
+      lse = slice(lse, dim, row[dim], 1), out = slice(out, dim, row[dim], 1);
     if (auto bad = first_bad(lse)) return bad;
     // A part without keys is not looked at.
     if (std::isinf(element_of(lse.view.data, DType::f32, 1, 0))) continue;

@@ -12,8 +12,8 @@ void find_not_finite(const WatchedCall<SelectTopkArgs>& w, const SavedState&, Re
     const std::int32_t best = *static_cast<const std::int32_t*>(row);
     if (best < 0) return false;
     Block block{"scores", scores};
-    for (std::size_t dim = 0; dim < last; ++dim) block = cut(block, dim, at[dim], 1);
-    const auto bad = first_bad(cut(block, last, best, 1));
+    for (std::size_t dim = 0; dim < last; ++dim) block = slice(block, dim, at[dim], 1);
+    const auto bad = first_bad(slice(block, last, best, 1));
     if (bad) reports.add(GuardReport::Guard::nan, bad->place, bad->value);
     return bad.has_value();
   });
