@@ -36,4 +36,27 @@ extern int failures;
     }                                                                                                             \
   } while (0)
 
+/* rapt_<operation>() refuses what `break_it` makes of a good fixture f, naming `argument`, and writes nothing. */
+#define CHECK_BAD_OF(operation, fixture_type, init, break_it, argument) \
+  do {                                                                  \
+    static fixture_type f, before;                                      \
+    init(&f);                                                           \
+    break_it;                                                           \
+    memcpy(&before, &f, sizeof f);                                      \
+    CHECK_REFUSED(rapt_##operation(&f.args, NULL), argument);           \
+    CHECK(memcmp(&before, &f, sizeof f) == 0);                          \
+  } while (0)
+
+/* What every operation refuses beside bad arguments; `good` points to good ones. */
+#define CHECK_NULLS(operation, good)                                                     \
+  do {                                                                                   \
+    rapt_plan* plan_ = (rapt_plan*)(good);                                               \
+    CHECK_REFUSED(rapt_##operation(NULL, NULL), "args");                                 \
+    CHECK_REFUSED(rapt_plan_create_##operation(NULL, NULL, &plan_), "args");             \
+    CHECK(plan_ == NULL);                                                                \
+    CHECK_REFUSED(rapt_plan_create_##operation(good, NULL, NULL), "plan");               \
+    CHECK_REFUSED(rapt_plan_run_##operation(NULL, good, NULL, 0), "plan");               \
+    CHECK_REFUSED(rapt_##operation##_with_workspace(good, NULL, NULL, 64), "workspace"); \
+  } while (0)
+
 #endif

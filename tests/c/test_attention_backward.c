@@ -142,27 +142,13 @@ static void test_types(void) {
   CHECK(worst(&f, f.forward.q, f.dq, Q) < 4 * 0x1p-11);
 }
 
-/* rapt_attention_backward() refuses what `break_it` makes of good arguments, naming `argument`, and writes nothing. */
-#define CHECK_BAD(break_it, argument)                                \
-  do {                                                               \
-    static backward_fixture f, before;                               \
-    backward_init(&f);                                               \
-    break_it;                                                        \
-    memcpy(&before, &f, sizeof f);                                   \
-    CHECK_REFUSED(rapt_attention_backward(&f.args, NULL), argument); \
-    CHECK(memcmp(&before, &f, sizeof f) == 0);                       \
-  } while (0)
+#define CHECK_BAD(break_it, argument) \
+  CHECK_BAD_OF(attention_backward, backward_fixture, backward_init, break_it, argument)
 
 static void test_refusals(void) {
   backward_fixture good;
-  rapt_plan* plan = (rapt_plan*)&good;
-  CHECK_REFUSED(rapt_attention_backward(NULL, NULL), "args");
-  CHECK_REFUSED(rapt_plan_create_attention_backward(NULL, NULL, &plan), "args");
-  CHECK(plan == NULL);
   backward_init(&good);
-  CHECK_REFUSED(rapt_plan_create_attention_backward(&good.args, NULL, NULL), "plan");
-  CHECK_REFUSED(rapt_plan_run_attention_backward(NULL, &good.args, NULL, 0), "plan");
-  CHECK_REFUSED(rapt_attention_backward_with_workspace(&good.args, NULL, NULL, 64), "workspace");
+  CHECK_NULLS(attention_backward, &good.args);
 
   CHECK_BAD(f.args.struct_size = 0, "struct_size");
   CHECK_BAD(f.forward.args.struct_size = 0, "struct_size");

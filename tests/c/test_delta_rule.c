@@ -112,27 +112,12 @@ static void test_states_of_bf16(void) {
   CHECK(error_of(&f, f.initial, &checked) < 0.02 && checked == B * H * STATE);
 }
 
-/* rapt_delta_rule() refuses what `break_it` makes of good arguments, naming `argument`, and writes nothing. */
-#define CHECK_BAD(break_it, argument)                        \
-  do {                                                       \
-    static delta_fixture f, before;                          \
-    delta_init(&f);                                          \
-    break_it;                                                \
-    memcpy(&before, &f, sizeof f);                           \
-    CHECK_REFUSED(rapt_delta_rule(&f.args, NULL), argument); \
-    CHECK(memcmp(&before, &f, sizeof f) == 0);               \
-  } while (0)
+#define CHECK_BAD(break_it, argument) CHECK_BAD_OF(delta_rule, delta_fixture, delta_init, break_it, argument)
 
 static void test_refusals(void) {
   static delta_fixture good;
-  rapt_plan* plan = (rapt_plan*)&good;
-  CHECK_REFUSED(rapt_delta_rule(NULL, NULL), "args");
-  CHECK_REFUSED(rapt_plan_create_delta_rule(NULL, NULL, &plan), "args");
-  CHECK(plan == NULL);
   delta_init(&good);
-  CHECK_REFUSED(rapt_plan_create_delta_rule(&good.args, NULL, NULL), "plan");
-  CHECK_REFUSED(rapt_plan_run_delta_rule(NULL, &good.args, NULL, 0), "plan");
-  CHECK_REFUSED(rapt_delta_rule_with_workspace(&good.args, NULL, NULL, 64), "workspace");
+  CHECK_NULLS(delta_rule, &good.args);
 
   CHECK_BAD(f.args.struct_size = 0, "struct_size");
   CHECK(strstr(rapt_last_error(), "rapt_delta_rule_args_init") != NULL);

@@ -165,27 +165,12 @@ static void test_select_topk(void) {
   }
 }
 
-/* rapt_index_scores() refuses what `break_it` makes of good arguments, naming `argument`, and writes nothing. */
-#define CHECK_BAD(break_it, argument)                          \
-  do {                                                         \
-    static dsa_fixture f, before;                              \
-    dsa_init(&f);                                              \
-    break_it;                                                  \
-    memcpy(&before, &f, sizeof f);                             \
-    CHECK_REFUSED(rapt_index_scores(&f.args, NULL), argument); \
-    CHECK(memcmp(&before, &f, sizeof f) == 0);                 \
-  } while (0)
+#define CHECK_BAD(break_it, argument) CHECK_BAD_OF(index_scores, dsa_fixture, dsa_init, break_it, argument)
 
 static void test_refusals(void) {
   static dsa_fixture good;
-  rapt_plan* plan = (rapt_plan*)&good;
-  CHECK_REFUSED(rapt_index_scores(NULL, NULL), "args");
-  CHECK_REFUSED(rapt_plan_create_index_scores(NULL, NULL, &plan), "args");
-  CHECK(plan == NULL);
   dsa_init(&good);
-  CHECK_REFUSED(rapt_plan_create_index_scores(&good.args, NULL, NULL), "plan");
-  CHECK_REFUSED(rapt_plan_run_index_scores(NULL, &good.args, NULL, 0), "plan");
-  CHECK_REFUSED(rapt_index_scores_with_workspace(&good.args, NULL, NULL, 64), "workspace");
+  CHECK_NULLS(index_scores, &good.args);
 
   CHECK_BAD(f.args.struct_size = 0, "struct_size");
   CHECK(strstr(rapt_last_error(), "rapt_index_scores_args_init") != NULL);
