@@ -17,12 +17,17 @@ def nothing_compiled():
 
 
 @pytest.fixture
-def seeded_and_without_fallbacks():
-    """For tests of PyTorch, which draw by its generator: a call that rapt leaves to PyTorch is an error, unless it is wanted."""
-    import rapt.torch
+def seeded():
     import torch
 
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def without_fallbacks():
+    """A call that rapt leaves to PyTorch is an error, unless it is wanted."""
+    import rapt.torch
+
     rapt._refusals.warned.clear()
     with warnings.catch_warnings():
         warnings.simplefilter("error", rapt.torch.FallbackWarning)

@@ -1,7 +1,6 @@
 """rapt.attention, rapt.torch and rapt.transformers on a GPU's tensors. Skipped where there is no GPU, or rapt has no
 backend for it."""
 
-import warnings
 from unittest import mock
 
 import pytest
@@ -21,13 +20,7 @@ theirs = functional.scaled_dot_product_attention
 operator = torch.ops.rapt.scaled_dot_product_attention
 BOUNDS = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 
-
-@pytest.fixture(autouse=True)
-def without_fallbacks():
-    rapt._refusals.warned.clear()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", rapt.torch.FallbackWarning)
-        yield
+pytestmark = pytest.mark.usefixtures("without_fallbacks")
 
 
 def tensors(dtype=torch.float32, sq=70, sk=90, d=40):

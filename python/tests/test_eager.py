@@ -22,10 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 ours = rapt.torch.scaled_dot_product_attention
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
-
-@pytest.fixture(autouse=True)
-def seeded():
-    torch.manual_seed(0)
+pytestmark = pytest.mark.usefixtures("seeded")
 
 
 def randn(*shape, dtype=torch.float32):

@@ -16,7 +16,7 @@ from rapt.flash_attn import (
     flash_attn_varlen_qkvpacked_func,
 )
 
-pytestmark = pytest.mark.usefixtures("seeded_and_without_fallbacks")
+pytestmark = pytest.mark.usefixtures("seeded", "without_fallbacks")
 HEADS = ((4, 4), (6, 1), (6, 2))  # MHA, MQA, GQA
 HEAD_DIMS = (32, 40, 59, 64, 80, 96, 111, 128, 160, 192, 224, 256)
 LENGTHS = ((1, 1), (3, 1), (1, 30), (17, 17), (31, 64), (64, 31), (40, 113))

@@ -9,7 +9,7 @@ from flash_attn_reference import DTYPES, LSE, OUT, near, one, randn
 from rapt import _flash_attn_cache
 from rapt.flash_attn import flash_attn_with_kvcache
 
-pytestmark = pytest.mark.usefixtures("seeded_and_without_fallbacks")
+pytestmark = pytest.mark.usefixtures("seeded", "without_fallbacks")
 
 
 @pytest.fixture

@@ -15,10 +15,7 @@ SPARSE_LSE = {torch.float32: {"absolute": 1e-6, "relative": 2.01 / 65536}, torch
 LARGEST = SPARSE_LSE[torch.float32]
 BOTH = pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float32))
 
-
-@pytest.fixture(autouse=True)
-def seeded():
-    torch.manual_seed(0)
+pytestmark = pytest.mark.usefixtures("seeded")
 
 
 def assert_near(got, wanted, *, absolute, relative, cosine=None):

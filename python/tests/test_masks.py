@@ -19,7 +19,7 @@ theirs = functional.scaled_dot_product_attention
 MIB = 2**20
 
 
-pytestmark = pytest.mark.usefixtures("seeded_and_without_fallbacks")
+pytestmark = pytest.mark.usefixtures("seeded", "without_fallbacks")
 
 
 def is_close(got, wanted, dtype, scale=0.0):

@@ -17,10 +17,7 @@ FORMS = ("absorbed", "expanded")
 NAMES = ("q_nope", "q_rope", "kv", "w_uk", "w_uv")
 BOUNDS = {torch.float32: 2e-6, torch.bfloat16: 1.2e-2, torch.float16: 1.5e-3}
 
-
-@pytest.fixture(autouse=True)
-def seeded():
-    torch.manual_seed(0)
+pytestmark = pytest.mark.usefixtures("seeded")
 
 
 def inputs(b=2, sq=7, sk=20, h=3, n=12, r=6, c=24, v=10, dtype=torch.float32):

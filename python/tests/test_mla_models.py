@@ -1,6 +1,7 @@
 """transformers' models with latent attention, dense and sparse, by rapt against their own eager attention."""
 
 import copy
+import functools
 
 import pytest
 import torch
@@ -9,7 +10,9 @@ transformers = pytest.importorskip("transformers")
 
 import rapt  # noqa: E402
 import rapt.transformers  # noqa: E402
+import test_transformers  # noqa: E402
 from kernel_calls import backward_calls, kernel_calls  # noqa: E402
+from test_transformers import pair  # noqa: E402
 
 rapt.transformers.register()
 forward = rapt.transformers._attention_forward
@@ -54,28 +57,15 @@ MODELS = {
 SPARSE = ("deepseek_v32", "glm_moe_dsa")
 
 
-pytestmark = pytest.mark.usefixtures("seeded_and_without_fallbacks")
+pytestmark = pytest.mark.usefixtures("seeded", "without_fallbacks")
+
+
+prompt = functools.partial(test_transformers.prompt, length=21, pads=5)
 
 
 def models(name):
-    """The same model with eager attention and with rapt's."""
     kind, more = MODELS[name]
-    both = [
-        transformers.AutoModelForCausalLM.from_config(
-            transformers.AutoConfig.for_model(kind, **copy.deepcopy(SIZES | more)), attn_implementation=which
-        ).eval()
-        for which in ("eager", "rapt")
-    ]
-    both[1].load_state_dict(both[0].state_dict())
-    return both
-
-
-def prompt(padding, length=21):
-    ids = torch.randint(2, 96, (2, length), generator=torch.Generator().manual_seed(1))
-    attended = torch.ones_like(ids)
-    if padding:
-        ids[0, :5], attended[0, :5] = 0, 0
-    return {"input_ids": ids, "attention_mask": attended}
+    return pair(transformers.AutoModelForCausalLM, lambda: transformers.AutoConfig.for_model(kind, **copy.deepcopy(SIZES | more)))
 
 
 @pytest.mark.parametrize("padding", (False, True))

@@ -12,7 +12,7 @@ transformers = pytest.importorskip("transformers")
 import rapt.transformers  # noqa: E402
 import test_mla_models  # noqa: E402
 from test_delta_rule_models import linear_model  # noqa: E402
-from test_transformers import CONFIGS, SIZES, models, prompt  # noqa: E402
+from test_transformers import CONFIGS, SIZES, models, pair, prompt  # noqa: E402
 from transformers import DynamicCache  # noqa: E402
 from transformers.cache_utils import (  # noqa: E402
     DynamicIndexedLayer,
@@ -24,10 +24,7 @@ from transformers.cache_utils import (  # noqa: E402
 rapt.transformers.register()
 Cache = rapt.transformers.Cache
 
-
-@pytest.fixture(autouse=True)
-def seeded():
-    torch.manual_seed(0)
+pytestmark = pytest.mark.usefixtures("seeded")
 
 
 def caches(*layers, kv_dtype=None):
@@ -368,10 +365,7 @@ def test_sparse_attention():
     sizes = SIZES | {"moe_intermediate_size": 32, "first_k_dense_replace": 3, "q_lora_rank": 24, "kv_lora_rank": 16}
     sizes |= {"qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16, "n_routed_experts": 2, "num_key_value_heads": 4}
     sizes |= {"index_topk": 6, "index_n_heads": 2, "index_head_dim": 16}
-    config = transformers.DeepseekV32Config(**sizes)
-    ours = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="rapt").eval()
-    eager = transformers.AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation="eager").eval()
-    eager.load_state_dict(ours.state_dict())
+    eager, ours = pair(transformers.AutoModelForCausalLM, lambda: transformers.DeepseekV32Config(**sizes))
     options = {"max_new_tokens": 12, "do_sample": False, "return_dict_in_generate": True}
     got, wanted = ours.generate(**prompt(False), **options), eager.generate(**prompt(False), **options)
     assert torch.equal(got.sequences, wanted.sequences)
@@ -384,9 +378,7 @@ def test_encoders_with_decoders():
         encoder_ffn_dim=48, decoder_ffn_dim=48, max_position_embeddings=64, pad_token_id=0, bos_token_id=1, eos_token_id=None,
         decoder_start_token_id=2, forced_eos_token_id=None, init_std=0.3,
     )  # fmt: skip
-    ours = transformers.BartForConditionalGeneration._from_config(config, attn_implementation="rapt").eval()
-    eager = transformers.BartForConditionalGeneration._from_config(copy.deepcopy(config), attn_implementation="eager").eval()
-    eager.load_state_dict(ours.state_dict())
+    eager, ours = pair(transformers.BartForConditionalGeneration, lambda: copy.deepcopy(config))
     options = {"max_new_tokens": 12, "do_sample": False, "return_dict_in_generate": True, "num_beams": 2}
     got, wanted = ours.generate(**prompt(True), **options), eager.generate(**prompt(True), **options)
     assert torch.equal(got.sequences, wanted.sequences)

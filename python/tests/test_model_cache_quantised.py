@@ -2,7 +2,6 @@
 
 import copy
 import random
-import warnings
 
 import pytest
 import torch
@@ -22,7 +21,7 @@ MOST = {"i8": 127, "i4x2": 7, "f8e4m3": 448, "f8e5m2": 57344}
 FLOATS = {"f8e4m3": torch.float8_e4m3fn, "f8e5m2": torch.float8_e5m2}
 
 
-pytestmark = pytest.mark.usefixtures("seeded_and_without_fallbacks")
+pytestmark = pytest.mark.usefixtures("seeded", "without_fallbacks")
 
 
 def groups_of(x, kv_dtype):

@@ -19,10 +19,7 @@ from test_transformers import CONFIGS, models, prompt  # noqa: E402
 rapt.transformers.register()
 Cache = rapt.transformers.Cache
 
-
-@pytest.fixture(autouse=True)
-def seeded():
-    torch.manual_seed(0)
+pytestmark = pytest.mark.usefixtures("seeded")
 
 
 def both(name):

@@ -12,7 +12,7 @@ from rapt._model_later import Later  # noqa: E402
 from test_transformers import CONFIGS, SIZES, models  # noqa: E402
 
 rapt.transformers.register()
-pytestmark = pytest.mark.usefixtures("seeded_and_without_fallbacks")
+pytestmark = pytest.mark.usefixtures("seeded", "without_fallbacks")
 LENGTH = 96
 
 

@@ -1,7 +1,6 @@
 """Operators of PyTorch's whose kernels are functions of the extension: which calls come to these at once, and which do not."""
 
 import sys
-import warnings
 from pathlib import Path
 
 import pytest
@@ -21,13 +20,7 @@ with_lse = torch.ops.rapt.scaled_dot_product_attention_with_lse.default
 backward = torch.ops.rapt.scaled_dot_product_attention_backward.default
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
-
-@pytest.fixture(autouse=True)
-def seeded():
-    torch.manual_seed(0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", rapt.torch.FallbackWarning)
-        yield
+pytestmark = pytest.mark.usefixtures("seeded", "without_fallbacks")
 
 
 def call(q, k=None, v=None, mask=None, is_causal=False, scale=None, gqa=False, *dropout):

@@ -21,7 +21,7 @@ theirs = functional.scaled_dot_product_attention
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 
 
-pytestmark = pytest.mark.usefixtures("seeded_and_without_fallbacks")
+pytestmark = pytest.mark.usefixtures("seeded", "without_fallbacks")
 
 
 def randn(*shape, dtype=torch.float32, **options):

@@ -19,7 +19,7 @@ theirs = functional.scaled_dot_product_attention
 X, K = torch.randn(2, 4, 9, 16), torch.randn(2, 4, 12, 16)
 
 
-pytestmark = pytest.mark.usefixtures("seeded_and_without_fallbacks")
+pytestmark = pytest.mark.usefixtures("seeded", "without_fallbacks")
 
 
 def falls_back(reason):

@@ -13,7 +13,7 @@ theirs = functional.scaled_dot_product_attention
 flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 
-pytestmark = pytest.mark.usefixtures("seeded_and_without_fallbacks")
+pytestmark = pytest.mark.usefixtures("seeded", "without_fallbacks")
 
 
 def draw(dtype=torch.float32, heads=4):

@@ -21,7 +21,7 @@ DTYPES = list(UNITS)
 OPERATORS = torch.ops.rapt
 
 
-pytestmark = pytest.mark.usefixtures("seeded_and_without_fallbacks")
+pytestmark = pytest.mark.usefixtures("seeded", "without_fallbacks")
 
 
 def draw(*shapes, dtype=torch.float32):

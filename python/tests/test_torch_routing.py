@@ -1,6 +1,5 @@
 """Which calls on a GPU's tensors rapt.torch leaves to PyTorch. Needs no GPU: test_cuda.py has what does."""
 
-import warnings
 from unittest import mock
 
 import pytest
@@ -10,13 +9,7 @@ from torch.nn import functional
 
 ours = rapt.torch.scaled_dot_product_attention
 
-
-@pytest.fixture(autouse=True)
-def without_fallbacks():
-    rapt._refusals.warned.clear()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", rapt.torch.FallbackWarning)
-        yield
+pytestmark = pytest.mark.usefixtures("without_fallbacks")
 
 
 class Model(torch.nn.Module):

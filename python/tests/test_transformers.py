@@ -20,7 +20,7 @@ rapt.transformers.register()
 forward = rapt.transformers._attention_forward
 
 
-pytestmark = pytest.mark.usefixtures("seeded_and_without_fallbacks")
+pytestmark = pytest.mark.usefixtures("seeded", "without_fallbacks")
 
 
 SIZES = {
@@ -54,23 +54,28 @@ CONFIGS = {
 }
 
 
-def models(name):
+def pair(make, config, attention="rapt"):
     """The same model with eager attention and with rapt's."""
-    eager = transformers.AutoModelForCausalLM.from_config(CONFIGS[name](), attn_implementation="eager").eval()
-    if name == "gpt_oss":
+    make = getattr(make, "from_config", None) or make._from_config
+    eager, ours = (make(config(), attn_implementation=name).eval() for name in ("eager", attention))
+    if eager.config.model_type == "gpt_oss":
         for layer in eager.model.layers:
             torch.nn.init.normal_(layer.self_attn.sinks)
-    ours = transformers.AutoModelForCausalLM.from_config(CONFIGS[name](), attn_implementation="rapt").eval()
     ours.load_state_dict(eager.state_dict())
+    assert ours.config._attn_implementation == attention
     return eager, ours
 
 
-def prompt(padding):
-    """Two sequences of 11 tokens; with padding the first has only 7, behind 4 of padding."""
-    ids = torch.randint(2, 96, (2, 11), generator=torch.Generator().manual_seed(1))
+def models(name):
+    return pair(transformers.AutoModelForCausalLM, CONFIGS[name])
+
+
+def prompt(padding, length=11, pads=4):
+    """Two sequences; with padding the first begins with `pads` tokens of it."""
+    ids = torch.randint(2, 96, (2, length), generator=torch.Generator().manual_seed(1))
     attended = torch.ones_like(ids)
     if padding:
-        ids[0, :4], attended[0, :4] = 0, 0
+        ids[0, :pads], attended[0, :pads] = 0, 0
     return {"input_ids": ids, "attention_mask": attended}
 
 
@@ -105,12 +110,8 @@ def test_traced(name, padding):
     """Sizes are tensors in a trace, which has PyTorch's operators."""
     if name == "bert":
         sizes = {key: SIZES[key] for key in ("vocab_size", "hidden_size", "num_attention_heads", "num_hidden_layers")}
-        config = transformers.BertConfig(**sizes, intermediate_size=96, initializer_range=0.2)
-        eager, ours = (
-            transformers.BertForMaskedLM._from_config(config, attn_implementation=attention).eval()
-            for attention in ("eager", "rapt")
-        )
-        ours.load_state_dict(eager.state_dict())
+        sizes |= {"intermediate_size": 96, "initializer_range": 0.2}
+        eager, ours = pair(transformers.BertForMaskedLM, lambda: transformers.BertConfig(**sizes))
     else:
         eager, ours = models(name)
     ids, attended = prompt(padding).values()
@@ -532,13 +533,7 @@ def test_encoders_of_audio():
     sizes = {"encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4, "d_model": 64}
     sizes |= {"encoder_ffn_dim": 96, "decoder_ffn_dim": 96, "num_mel_bins": 8, "max_source_positions": 20, "init_std": 0.2}
     sizes |= {"vocab_size": 96, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None, "decoder_start_token_id": 2}
-    eager, ours = (
-        transformers.WhisperForConditionalGeneration._from_config(
-            transformers.WhisperConfig(**sizes), attn_implementation=attention
-        ).eval()
-        for attention in ("eager", "rapt")
-    )
-    ours.load_state_dict(eager.state_dict())
+    eager, ours = pair(transformers.WhisperForConditionalGeneration, lambda: transformers.WhisperConfig(**sizes))
     options = {"max_new_tokens": 8, "do_sample": False, "output_logits": True, "return_dict_in_generate": True}
     sound = torch.randn(2, 8, 40)
     with kernel_calls() as kernel:
@@ -551,11 +546,7 @@ def test_encoders_of_audio():
 
 @pytest.mark.parametrize("name", SEQ2SEQ)
 def test_encoders_with_decoders(name):
-    eager, ours = (
-        transformers.AutoModelForSeq2SeqLM.from_config(SEQ2SEQ[name](), attn_implementation=attention).eval()
-        for attention in ("eager", "rapt")
-    )
-    ours.load_state_dict(eager.state_dict())
+    eager, ours = pair(transformers.AutoModelForSeq2SeqLM, SEQ2SEQ[name])
     options = {"max_new_tokens": 8, "do_sample": False, "output_logits": True, "return_dict_in_generate": True}
     with kernel_calls() as kernel:
         got = ours.generate(**prompt(True), **options)
@@ -568,11 +559,7 @@ def test_encoders_with_decoders(name):
 @pytest.mark.parametrize("name", SEQ2SEQ)
 def test_gradients_of_encoders_with_decoders(name):
     """T5's position biases are learned."""
-    eager, ours = (
-        transformers.AutoModelForSeq2SeqLM.from_config(SEQ2SEQ[name](), attn_implementation=attention).eval()
-        for attention in ("eager", "rapt")
-    )
-    ours.load_state_dict(eager.state_dict())
+    eager, ours = pair(transformers.AutoModelForSeq2SeqLM, SEQ2SEQ[name])
     inputs = prompt(True) | {"labels": torch.randint(2, 96, (2, 7))}
     with backward_calls() as calls:
         for model in (eager, ours):

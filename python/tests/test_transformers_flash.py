@@ -12,6 +12,7 @@ import model_sweep  # noqa: E402
 import rapt  # noqa: E402
 import rapt.torch  # noqa: E402
 import rapt.transformers  # noqa: E402
+import test_transformers  # noqa: E402
 from rapt import _flash_attn, _flash_attn_cache, _model_flash, _model_serving  # noqa: E402
 from test_transformers import CONFIGS, SIZES, prompt  # noqa: E402
 from transformers import masking_utils  # noqa: E402
@@ -20,19 +21,11 @@ from transformers.generation.continuous_batching import PagedAttentionCache  # n
 rapt.transformers.register()
 forward = rapt.transformers._attention_of_sequences
 LENGTHS = (9, 3, 11)
-pytestmark = pytest.mark.usefixtures("seeded_and_without_fallbacks")
+pytestmark = pytest.mark.usefixtures("seeded", "without_fallbacks")
 
 
 def pair(make, config):
-    """The same model with eager attention and with rapt_flash."""
-    make = getattr(make, "from_config", None) or make._from_config
-    eager, ours = (make(config(), attn_implementation=name).eval() for name in ("eager", "rapt_flash"))
-    if config().model_type == "gpt_oss":
-        for layer in eager.model.layers:
-            torch.nn.init.normal_(layer.self_attn.sinks)
-    ours.load_state_dict(eager.state_dict())
-    assert ours.config._attn_implementation == "rapt_flash"
-    return eager, ours
+    return test_transformers.pair(make, config, "rapt_flash")
 
 
 def language_models(name):
