@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <limits>
 #include <map>
 #include <random>
 #include <span>
@@ -17,9 +16,6 @@ using namespace rapt;
 using namespace rapt::testing;
 
 namespace {
-
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
 using Test = std::function<void(Case&)>;
 
@@ -238,8 +234,8 @@ TEST_CASE("cuda: f8e4m3 scores may rise by any amount from a block of keys to th
 TEST_CASE("cuda: sinks beside f8e4m3 keys", "[kernel]") {
   constexpr const char* kSinks[] = {"hq=2 sq=100 sk=300 d=64 sinks", "b=2 hq=8 hk=2 sq=2 sk=1100 d=128 sinks"};
   each(kSinks, [](Case& c) {
-    for (const float sink : {-kInfinity, -1e30f, -1e4f, -20.f, 0.f, 2.f, 4.f, 6.f, 8.f, 9.f, 10.f, 11.f, 12.f, 14.f,
-                             16.f, 20.f, 40.f, 100.f, 1e4f}) {
+    for (const float sink : {-kInf, -1e30f, -1e4f, -20.f, 0.f, 2.f, 4.f, 6.f, 8.f, 9.f, 10.f, 11.f, 12.f, 14.f, 16.f,
+                             20.f, 40.f, 100.f, 1e4f}) {
       fill(c.sinks, sink);
       INFO("sink " << sink);
       check_on_gpu(c);
@@ -328,7 +324,7 @@ TEST_CASE("cuda: scales of f8e4m3 of any kind", "[kernel]") {
                                      "b=2 hq=8 hk=2 sq=2 sk=700 d=64"};
   each(kShapes, std::array{kScales[3]}, [](Case& plain) {
     for (Tensor Case::*of : {&Case::q_scale, &Case::k_scale, &Case::v_scale})
-      for (const float scale : {0.f, -0.f, -3.f, 0x1p-60f, 0x1p60f, -0x1p60f, kNaN, kInfinity, -kInfinity})
+      for (const float scale : {0.f, -0.f, -3.f, 0x1p-60f, 0x1p60f, -0x1p60f, kNan, kInf, -kInf})
         for (const bool all : {false, true}) {
           Case c(plain.problem, 3);
           if (all) fill(c.*of, scale);

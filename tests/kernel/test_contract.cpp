@@ -10,12 +10,10 @@ using namespace rapt::testing;
 
 namespace {
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
 /// Every element of out and lse of row (n, h, i).
 void check_empty_row(const Case& c, std::int64_t n, std::int64_t h, std::int64_t i) {
   for (std::int64_t e = 0; e < c.problem.dv; ++e) CHECK(c.out.at({n, h, i, e}) == 0);
-  CHECK(c.lse.at({n, h, i}) == -kInfinity);
+  CHECK(c.lse.at({n, h, i}) == -kInf);
 }
 
 /// Runs the case on every entry and hands it to `check` with the results in place.
@@ -147,7 +145,7 @@ TEST_CASE("a fully masked row gives zeros and lse -inf", "[kernel]") {
   Case c(typed("attention b=1 hq=2 sq=6 sk=40 d=8 dv=24 lse mask=hqk bias=hqk", each_type()));
   for (std::int64_t j = 0; j < 40; ++j) {
     c.mask.flat<bool>((0 * 6 + 2) * 40 + j) = false;                                   // by the mask
-    c.bias.flat((1 * 6 + 5) * 40 + j) = -kInfinity;                                    // by the bias
+    c.bias.flat((1 * 6 + 5) * 40 + j) = -kInf;                                         // by the bias
     c.mask.flat<bool>((1 * 6 + 1) * 40 + j) = c.bias.flat((1 * 6 + 1) * 40 + j) < -9;  // by both together
   }
   with_every_entry(c, [&] {
@@ -162,7 +160,7 @@ TEST_CASE("rows above the first key are empty", "[kernel]") {
   Case c(typed("attention sq=40 sk=8 d=8 causal align=bottom_right lse", each_type()));
   with_every_entry(c, [&] {
     for (std::int64_t i = 0; i < 32; ++i) check_empty_row(c, 0, 0, i);
-    CHECK(c.lse.at({0, 0, 32}) > -kInfinity);
+    CHECK(c.lse.at({0, 0, 32}) > -kInf);
   });
 }
 
@@ -203,7 +201,7 @@ TEST_CASE("a sink adds to the denominator only", "[kernel]") {
   for (std::int64_t i = 0; i < 2; ++i) c.q.flat(i) = 0;
   for (std::int64_t i = 0; i < 4; ++i) c.v.flat(i) = 6;
   c.sinks.flat(0) = 0;
-  c.sinks.flat(1) = -kInfinity;
+  c.sinks.flat(1) = -kInf;
   with_every_entry(c, [&] {
     CHECK(c.out.flat(0) == Approx(4).epsilon(1e-6));
     CHECK(c.lse.flat(0) == Approx(std::log(3.0)).epsilon(1e-6));
@@ -276,7 +274,7 @@ TEST_CASE("parts of keys that hardly weigh add next to nothing", "[kernel]") {
   Case c(AttentionProblem::parse("attention sq=1 sk=1024 d=8 bias=k lse"));
   for (std::int64_t i = 0; i < 8; ++i) c.q.flat(i) = 0;
   for (std::int64_t j = 0; j < 1024; ++j) {
-    c.bias.flat(j) = j == 0 ? 0.f : j < 512 ? -kInfinity : -138.f;
+    c.bias.flat(j) = j == 0 ? 0.f : j < 512 ? -kInf : -138.f;
     for (std::int64_t i = 0; i < 8; ++i) c.v.flat(j * 8 + i) = j == 0 ? 1.f : 0x1p100f;
   }
   with_every_entry(c, [&] {

@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <limits>
 #include <random>
 #include <set>
 
@@ -13,9 +12,6 @@ using namespace rapt;
 using namespace rapt::testing;
 
 namespace {
-
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
 // Large enough to be spread over four workers, small enough for ThreadSanitizer.
 const char* const kProblems[] = {
@@ -72,8 +68,8 @@ TEST_CASE("what items leave in a worker's scratch for the next ones does not cha
     Case first(problem), second(problem);
     // Some keys and values that kernels for usual numbers leave to others.
     for (Case* c : {&first, &second}) {
-      c->k.at({0, 0, 70, 3}) = kNaN, c->k.at({0, 1, 260, 0}) = kInfinity;
-      c->v.at({0, 0, 130, 7}) = kInfinity, c->v.at({0, 1, 5, 9}) = 1e-40f, c->v.at({0, 1, 290, 1}) = kNaN;
+      c->k.at({0, 0, 70, 3}) = kNan, c->k.at({0, 1, 260, 0}) = kInf;
+      c->v.at({0, 0, 130, 7}) = kInf, c->v.at({0, 1, 5, 9}) = 1e-40f, c->v.at({0, 1, 290, 1}) = kNan;
     }
     for (const std::string& entry : threaded_entries(problem)) {
       run(first.args(), forced(entry, serial_executor(), 1));  // one item for each head

@@ -4,7 +4,6 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
-#include <limits>
 #include <random>
 #include <string>
 #include <variant>
@@ -24,8 +23,6 @@ namespace {
 
 using Guard = GuardReport::Guard;
 using Kind = GuardReport::Kind;
-
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN(), kInf = std::numeric_limits<float>::infinity();
 
 /// Three workers in turn on the calling thread, after which one bit of memory may flip.
 class Faulty final : public Executor {

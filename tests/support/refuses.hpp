@@ -7,6 +7,7 @@
 #include <limits>
 #include <span>
 #include <string>
+#include <type_traits>
 
 #include "support/catch.hpp"
 #include "support/entries.hpp"
@@ -28,23 +29,31 @@ inline bool is_one_of(const std::string& name, std::initializer_list<const char*
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-/// Spoils the arguments of a valid case and expects the refusal to name `argument`, from every door into the library,
-/// and no output to change. The case should have pages of its own for every tensor, so that moving an output a little
-/// cannot make it meet a neighbour.
-template <class Case, class Args>
+/// Spoils the arguments of a valid case by spoil(args) or spoil(args, case) and expects the refusal to name `argument`,
+/// from every door into the library, and no output to change. The case should have pages of its own for every tensor,
+/// so that moving an output a little cannot make it meet a neighbour.
+template <class Case, class Args, class Spoil>
 void check_refusal(const std::string& argument, Case c, void (*call)(const Args&, const Context&, std::span<std::byte>),
-                   const std::function<void(Args&)>& spoil) {
+                   const Spoil& spoil) {
   using P = decltype(c.problem);
   const Plan plan(c.args(), Context());
   Args args = c.args();
   INFO(argument << ": " << c.problem.to_string());
   REQUIRE_NOTHROW(P::of(args));
-  spoil(args);
+  if constexpr (std::is_invocable_v<Spoil, Args&, Case&>) spoil(args, c);
+  else spoil(args);
   CHECK(refused_argument([&] { call(args, default_context(), {}); }) == argument);
   CHECK(refused_argument([&] { P::of(args); }) == argument);
   CHECK(refused_argument([&] { Plan{args}; }) == argument);
   CHECK(refused_argument([&] { plan.run(args); }) == argument);
   for (const Tensor* t : c.outputs()) CHECK(same_bits(*t, Tensor(t->dtype(), t->layout())));
+}
+/// The same change is accepted.
+template <class Case, class Args, class Change>
+void check_accepted(Case c, void (*call)(const Args&, const Context&, std::span<std::byte>), const Change& change) {
+  Args args = c.args();
+  change(args);
+  CHECK(refused_text([&] { call(args, default_context(), {}); }) == "");
 }
 
 /// A tensor of the arguments, for spoiling one after another, and a problem whose case has it.
@@ -67,25 +76,11 @@ constexpr TensorField<Args> tensor_field(const char* name, const char* words) {
           [](Args& a) -> Device& { return (a.*....*kPath).device; }};
 }
 
-/// The same of attention, whose cases have two outputs.
+/// The same of attention.
 inline void refuses(const std::string& argument, const std::function<void(AttentionArgs&, Case&)>& spoil,
                     const AttentionProblem& problem) {
-  // With pages of its own for every tensor, so that moving an output a little cannot make it meet a neighbour.
-  Case c(problem, 1, Placement::front);
-  const Tensor untouched_out(c.out.dtype(), c.out.layout()), untouched_lse(DType::f32, c.lse.layout());
-  const Plan plan(c.args(), Context());
-  AttentionArgs args = c.args();
-  INFO(argument << ": " << problem.to_string());
-  REQUIRE_NOTHROW(AttentionProblem::of(args));
-  spoil(args, c);
-  CHECK(refused_argument([&] { attention(args); }) == argument);
-  CHECK(refused_argument([&] { AttentionProblem::of(args); }) == argument);
-  CHECK(refused_argument([&] { Plan{args}; }) == argument);
-  CHECK(refused_argument([&] { plan.run(args); }) == argument);
-  CHECK(same_bits(c.out, untouched_out));
-  CHECK(same_bits(c.lse, untouched_lse));
+  check_refusal(argument, Case(problem, 1, Placement::front), attention, spoil);
 }
-
 inline void refuses(const std::string& argument, const std::function<void(AttentionArgs&, Case&)>& spoil,
                     const std::string& words = "") {
   const std::string sk = words.starts_with("sk=") ? "" : "sk=10 ";

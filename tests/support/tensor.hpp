@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <initializer_list>
+#include <limits>
 #include <span>
 #include <vector>
 
@@ -10,6 +11,8 @@
 #include "support/buffer.hpp"
 
 namespace rapt::testing {
+
+inline constexpr float kInf = std::numeric_limits<float>::infinity(), kNan = std::numeric_limits<float>::quiet_NaN();
 
 /// What a gap between elements (and every element not yet written) holds: a NaN of this bit pattern for f32, those
 /// below for bf16, f16 and the 8-bit floats, the byte 0xb5 for everything else.

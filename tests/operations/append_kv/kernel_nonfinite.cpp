@@ -15,9 +15,6 @@ using namespace rapt::testing;
 
 namespace {
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
-
 /// Then a score that is not finite is of one sign, if its keys' elements are.
 void make_queries_positive(Case& c) {
   for (std::int64_t i = 0; i < c.q.size(); ++i) c.q.flat(i) = std::abs(c.q.flat(i));
@@ -102,7 +99,7 @@ TEST_CASE("caches: NaN and Inf codes beside prompts", "[kernel][long]") {
 }
 
 TEST_CASE("caches: scales that are not finite reach only the rows that see their keys", "[kernel]") {
-  const float bad = GENERATE(kInfinity, -kInfinity, kNaN);
+  const float bad = GENERATE(kInf, -kInf, kNan);
   const auto check = [bad](const std::string& words, std::initializer_list<std::int64_t> keys) {
     const AttentionProblem problem = AttentionProblem::parse("attention lse causal " + words);
     for (const std::int64_t key : keys) {
@@ -127,7 +124,7 @@ TEST_CASE("caches: scales that are not finite reach only the rows that see their
 }
 
 TEST_CASE("caches: NaN and Inf in tails of keys", "[kernel]") {
-  for (const float bad : {kNaN, kInfinity}) {
+  for (const float bad : {kNan, kInf}) {
     for (const char* layout : {"sk=64", "sk=64 page=16"}) {
       // Key 3 is left of all windows, 33 is some rows'.
       for (const std::int64_t key : {3, 33}) {

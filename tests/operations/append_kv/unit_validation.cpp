@@ -20,8 +20,6 @@ using namespace rapt::testing;
 namespace {
 
 using std::int64_t;
-constexpr float kInf = std::numeric_limits<float>::infinity();
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr DType kByteFloats[] = {DType::f8e4m3, DType::f8e5m2};
 
 /// An 8-bit float by its definition, for codes that are numbers; infinite and NaN codes by their place in the table.

@@ -3,7 +3,6 @@
 #include <cmath>
 #include <cstring>
 #include <functional>
-#include <limits>
 #include <map>
 
 #include "operations/attention_backward/check.hpp"
@@ -14,9 +13,6 @@ using namespace rapt::testing;
 namespace {
 
 using std::int64_t;
-
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
 using Gradients = std::vector<std::vector<float>>;
 
@@ -118,13 +114,13 @@ TEST_CASE("backward: NaN reaches what sees it and nothing else", "[kernel][numbe
         check_intruder(
             before,
             [&](BackwardCase& c) {
-              c.inputs.k.at({1, 0, at, 5}) = kNaN;
+              c.inputs.k.at({1, 0, at, 5}) = kNan;
             },
             seen);
         check_intruder(
             before,
             [&](BackwardCase& c) {
-              c.inputs.v.at({1, 0, at, 5}) = kNaN;
+              c.inputs.v.at({1, 0, at, 5}) = kNan;
             },
             seen);
       }
@@ -132,13 +128,13 @@ TEST_CASE("backward: NaN reaches what sees it and nothing else", "[kernel][numbe
         check_intruder(
             before,
             [&](BackwardCase& c) {
-              c.inputs.q.at({1, 2, at, 5}) = kNaN;
+              c.inputs.q.at({1, 2, at, 5}) = kNan;
             },
             !(late && at == 69));
         check_intruder(
             before,
             [&](BackwardCase& c) {
-              c.dout.at({1, 2, at, 5}) = kNaN;
+              c.dout.at({1, 2, at, 5}) = kNan;
             },
             !(late && at == 69));
       }
@@ -150,7 +146,7 @@ TEST_CASE("backward: Inf in a value or in a gradient propagates", "[kernel][numb
   const DType dtype = GENERATE(DType::f32, DType::bf16, DType::f16);
   for (const char* what : {"", "causal", "window=6,3", "mask=hqk", "softcap=9"}) {
     const Before before(typed_backward("hq=2 sq=70 d=24 " + std::string(what), dtype));
-    for (const float value : {kInfinity, -kInfinity}) {
+    for (const float value : {kInf, -kInf}) {
       for (const int64_t at : {0, 40, 69}) {
         check_intruder(before, [&](BackwardCase& c) { c.inputs.v.at({0, 1, at, 23}) = value; });
         if (std::string(what) != "mask=hqk")
@@ -162,14 +158,14 @@ TEST_CASE("backward: Inf in a value or in a gradient propagates", "[kernel][numb
 
 TEST_CASE("backward: hidden keys and values may hold anything", "[kernel][numbers]") {
   const DType dtype = GENERATE(DType::f32, DType::bf16, DType::f16);
-  const float value = GENERATE(kNaN, kInfinity);
+  const float value = GENERATE(kNan, kInf);
   for (const char* what : {"mask=k", "bias=k dbias", "mask=k softcap=9", "bias=k causal alibi dalibi dbias"}) {
     const Before before(typed_backward("hq=2 sq=70 sk=70 d=24 dv=20 " + std::string(what), dtype));
     // The masked keys, of which there are some.
     const auto hide = [&](BackwardCase& c, bool in_keys) {
       int64_t hidden = 0;
       for (int64_t j = 0; j < 70; ++j) {
-        if (c.inputs.mask ? c.inputs.mask.flat<bool>(j) : c.inputs.bias.flat(j) != -kInfinity) continue;
+        if (c.inputs.mask ? c.inputs.mask.flat<bool>(j) : c.inputs.bias.flat(j) != -kInf) continue;
         ++hidden;
         for (int64_t e = 0; e < 20; ++e) (in_keys ? c.inputs.k : c.inputs.v).at({0, 1, j, e}) = value;
       }
@@ -183,7 +179,7 @@ TEST_CASE("backward: hidden keys and values may hold anything", "[kernel][number
 
 TEST_CASE("backward: rows without keys give and get nothing", "[kernel][long]") {
   const DType dtype = GENERATE(DType::f32, DType::bf16, DType::f16);
-  const float value = GENERATE(kNaN, kInfinity);
+  const float value = GENERATE(kNan, kInf);
   for (const char* what : {"", "dlse", "softcap=9", "alibi dalibi", "sinks dsinks"}) {
     // Rows 0 to 39 see none.
     const Before before(
@@ -220,7 +216,7 @@ TEST_CASE("backward: padding and one sequence's NaN do not reach its neighbours"
     for (const std::uint64_t seed : {1, 2, 3}) {
       BackwardCase c(typed_backward("b=3 hq=2 sq=50 sk=60 d=24 dlse " + std::string(what), dtype), seed);
       for (int64_t j = 0; j < 60; ++j)
-        for (int64_t e = 0; e < 24; ++e) c.inputs.k.at({1, 0, j, e}) = c.inputs.v.at({1, 1, j, e}) = kNaN;
+        for (int64_t e = 0; e < 24; ++e) c.inputs.k.at({1, 0, j, e}) = c.inputs.v.at({1, 1, j, e}) = kNan;
       c.run_forward();
       check_backward(c);
     }
@@ -269,7 +265,7 @@ TEST_CASE("backward: constant inputs, where the roundings of a long sum all go o
 }
 
 TEST_CASE("backward: a sink of NaN or +Inf makes the gradients of its head NaN", "[kernel]") {
-  for (const float sink : {kNaN, kInfinity}) {
+  for (const float sink : {kNan, kInf}) {
     BackwardCase c(typed_backward("hq=4 hk=2 sq=40 sk=30 d=16 causal align=bottom_right sinks dsinks", DType::f32));
     c.inputs.sinks.flat(1) = sink;
     c.run_forward();
@@ -279,7 +275,7 @@ TEST_CASE("backward: a sink of NaN or +Inf makes the gradients of its head NaN",
 }
 
 TEST_CASE("backward: sinks far from the scores", "[kernel]") {
-  for (const float sink : {-1000.f, -30.f, 30.f, 85.f, 120.f, 1000.f, 1e10f, -1e10f, 2e38f, -kInfinity})
+  for (const float sink : {-1000.f, -30.f, 30.f, 85.f, 120.f, 1000.f, 1e10f, -1e10f, 2e38f, -kInf})
     for (const char* words :
          {"hq=2 sq=40 sk=70 d=16 sinks dsinks dlse", "hq=2 sq=9 sk=3 d=16 causal align=bottom_right sinks dsinks"}) {
       BackwardCase c(typed_backward(words, DType::f32));

@@ -23,22 +23,8 @@ AttentionBackwardProblem problem_of(const std::string& words) {
   return AttentionBackwardProblem::parse("attention_backward " + words);
 }
 
-/// Spoils the arguments of a valid case and expects the refusal to name `argument`, from every door into the library,
-/// and no gradient to change.
 void refuses(const std::string& argument, const Spoil& spoil, const std::string& words = kSmall) {
-  BackwardCase c(problem_of(words), 1, Placement::front);
-  const Plan plan(c.args(), Context());
-  AttentionBackwardArgs args = c.args();
-  INFO(argument << ": " << words);
-  REQUIRE_NOTHROW(AttentionBackwardProblem::of(args));
-  std::vector<Tensor> fresh;
-  for (const Tensor* t : c.outputs()) fresh.emplace_back(t->dtype(), t->layout());
-  spoil(args, c);
-  CHECK(refused_argument([&] { attention_backward(args); }) == argument);
-  CHECK(refused_argument([&] { AttentionBackwardProblem::of(args); }) == argument);
-  CHECK(refused_argument([&] { Plan{args}; }) == argument);
-  CHECK(refused_argument([&] { plan.run(args); }) == argument);
-  for (std::size_t i = 0; i < fresh.size(); ++i) CHECK(same_bits(*c.outputs()[i], fresh[i]));
+  check_refusal(argument, BackwardCase(problem_of(words), 1, Placement::front), attention_backward, spoil);
 }
 
 using A = AttentionBackwardArgs;

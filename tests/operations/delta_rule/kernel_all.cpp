@@ -2,7 +2,6 @@
 #include <cmath>
 #include <cstddef>
 #include <functional>
-#include <limits>
 #include <random>
 #include <string>
 #include <vector>
@@ -15,8 +14,6 @@ using namespace rapt::testing;
 namespace {
 
 using std::int64_t;
-
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 const char* const kFeatures[] = {
     "t=70 d=24 dv=20 rule=linear",

@@ -1,6 +1,5 @@
 // What the bits of delta_rule may not depend on: later tokens, other sequences, shared heads, strides, threads.
 #include <cstring>
-#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -15,8 +14,6 @@ namespace {
 
 using std::int64_t;
 using Bits = DeltaRuleBits;
-
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 }  // namespace
 

@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
-#include <limits>
 #include <optional>
 #include <random>
 #include <string>
@@ -17,8 +16,6 @@ namespace {
 
 using std::int64_t;
 using Bits = DeltaRuleBits;
-
-constexpr float kInf = std::numeric_limits<float>::infinity();
 
 }  // namespace
 

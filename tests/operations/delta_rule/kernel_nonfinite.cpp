@@ -1,6 +1,5 @@
 // delta_rule with NaN and Inf: where they may get to.
 #include <cmath>
-#include <limits>
 #include <string>
 #include <vector>
 
@@ -13,9 +12,6 @@ namespace {
 
 using std::int64_t;
 using Bits = DeltaRuleBits;
-
-constexpr float kInf = std::numeric_limits<float>::infinity();
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 }  // namespace
 

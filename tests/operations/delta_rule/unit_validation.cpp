@@ -41,10 +41,7 @@ void refuses(const std::string& argument, const Spoil& spoil, const std::string&
   check_refusal(argument, whole(words, Placement::front), delta_rule, spoil);
 }
 void accepts(const Spoil& change, const std::string& words = kSmall) {
-  DeltaRuleCase c = whole(words);
-  DeltaRuleArgs args = c.args();
-  change(args);
-  CHECK(refused_text([&] { delta_rule(args); }) == "");
+  check_accepted(whole(words), delta_rule, change);
 }
 
 void say_on_device(DeltaRuleArgs& args) {
@@ -190,12 +187,11 @@ TEST_CASE("validation of delta_rule: what is missing, and what goes with nothing
       "dt_bias", [](A& a) { a.gate = false, a.a_log = {}; }, kGated);
   refuses(
       "gate_lower_bound", [](A& a) { a.gate = false, a.a_log = a.dt_bias = {}; }, kGated);
-  constexpr float kInfinity = std::numeric_limits<float>::infinity();
   const float nan = std::numeric_limits<float>::quiet_NaN();
-  for (const float bound : {0.001f, 5.f, nan, kInfinity, -kInfinity})
+  for (const float bound : {0.001f, 5.f, nan, kInf, -kInf})
     refuses(
         "gate_lower_bound", [&](A& a) { a.gate_lower_bound = bound; }, kGated);
-  for (const float scale : {nan, kInfinity, -kInfinity}) refuses("scale", [&](A& a) { a.scale = scale; });
+  for (const float scale : {nan, kInf, -kInf}) refuses("scale", [&](A& a) { a.scale = scale; });
   for (const float scale : {0.f, -1.f}) accepts([&](A& a) { a.scale = scale; });
   // A bias for each channel, where the decay has channels.
   refuses(

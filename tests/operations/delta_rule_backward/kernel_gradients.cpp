@@ -2,7 +2,6 @@
 #include <cmath>
 #include <cstring>
 #include <functional>
-#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -21,9 +20,6 @@ namespace {
 using std::int64_t;
 using C = DeltaRuleBackwardCase;
 using Bits = std::vector<std::byte>;
-
-constexpr float kInf = std::numeric_limits<float>::infinity();
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 DeltaRuleBackwardProblem problem_of(const std::string& words) {
   return DeltaRuleBackwardProblem::parse("delta_rule_backward " + words);

@@ -45,10 +45,7 @@ void refuses(const std::string& argument, const Spoil& spoil, const std::string&
   check_refusal(argument, whole(words, Placement::front), delta_rule_backward, spoil);
 }
 void accepts(const Spoil& change, const std::string& words = kSmall) {
-  C c = whole(words);
-  A args = c.args();
-  change(args);
-  CHECK(refused_text([&] { delta_rule_backward(args); }) == "");
+  check_accepted(whole(words), delta_rule_backward, change);
 }
 
 using Field = TensorField<A>;

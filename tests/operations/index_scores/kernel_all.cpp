@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
-#include <limits>
 #include <memory>
 #include <random>
 #include <string>
@@ -22,9 +21,6 @@ using namespace rapt::testing;
 namespace {
 
 using std::int64_t;
-
-constexpr float kInf = std::numeric_limits<float>::infinity();
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 IndexScoresProblem problem_of(const std::string& words) {
   return IndexScoresProblem::parse("index_scores " + words);

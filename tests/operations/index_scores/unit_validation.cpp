@@ -40,10 +40,7 @@ void refuses(const std::string& argument, const Spoil& spoil, const std::string&
   check_refusal(argument, IndexScoresCase(problem_of(words), kBothEnds, Placement::front), index_scores, spoil);
 }
 void accepts(const Spoil& change, const std::string& words = kSmall) {
-  IndexScoresCase c(problem_of(words), kBothEnds);
-  A args = c.args();
-  change(args);
-  CHECK(refused_text([&] { index_scores(args); }) == "");
+  check_accepted(IndexScoresCase(problem_of(words), kBothEnds), index_scores, change);
 }
 void refuses_selection(const std::string& argument, const std::function<void(S&)>& spoil) {
   check_refusal(argument, SelectTopkCase(selection_of("rows=12 sk=9 n=4"), 2, Placement::front), select_topk, spoil);
@@ -161,8 +158,7 @@ TEST_CASE("validation of index_scores: what is missing, and what goes with nothi
       "seqlens", [](A& a) { a.seqlens = {}; }, kPaged);
   accepts([](A& a) { a.seqlens = a.key_begin = {}; });
   accepts([](A& a) { a.key_end = {}; });
-  constexpr float kInfinity = std::numeric_limits<float>::infinity();
-  for (const float scale : {std::numeric_limits<float>::quiet_NaN(), kInfinity, -kInfinity})
+  for (const float scale : {std::numeric_limits<float>::quiet_NaN(), kInf, -kInf})
     refuses("scale", [&](A& a) { a.scale = scale; });
   for (const float scale : {0.f, -1.f, 1e30f}) accepts([&](A& a) { a.scale = scale; });
 }

@@ -1,6 +1,5 @@
 // merge_states() against attention over all keys at once, and its corners.
 #include <cmath>
-#include <limits>
 #include <vector>
 
 #include "operations/attention/case.hpp"
@@ -13,9 +12,6 @@ using namespace rapt;
 using namespace rapt::testing;
 
 namespace {
-
-constexpr float kInf = std::numeric_limits<float>::infinity();
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 /// One row of two elements and its lse.
 struct Part {

@@ -12,8 +12,6 @@ namespace {
 
 using std::int64_t;
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
 float some_nan(std::mt19937_64& random) {
   const auto bits = static_cast<std::uint32_t>(random());
   return std::bit_cast<float>((bits & 0x80000000u) | 0x7f800000u | std::max(bits & 0x7fffffu, 1u));
@@ -37,12 +35,12 @@ float score_of(ScoreRow kind, int64_t j, float same, std::mt19937_64& random) {
     case ScoreRow::same:
       return same;
     case ScoreRow::mostly_hidden:
-      return choice % 20 == 0 ? normal(random) : -kInfinity;
+      return choice % 20 == 0 ? normal(random) : -kInf;
     case ScoreRow::hidden:
-      return -kInfinity;
+      return -kInf;
     case ScoreRow::nonfinite:
       return choice % 8 == 0   ? some_nan(random)
-             : choice % 8 == 1 ? sign * kInfinity
+             : choice % 8 == 1 ? sign * kInf
              : choice % 8 == 2 ? sign * std::numeric_limits<float>::denorm_min()
                                : normal(random);
     case ScoreRow::mostly_nan:
@@ -56,7 +54,7 @@ float score_of(ScoreRow kind, int64_t j, float same, std::mt19937_64& random) {
 std::vector<std::int32_t> sorted_topk(const std::vector<float>& scores, int64_t n) {
   std::vector<std::int32_t> positions;
   for (std::size_t j = 0; j < scores.size(); ++j)
-    if (scores[j] != -kInfinity) positions.push_back(static_cast<std::int32_t>(j));
+    if (scores[j] != -kInf) positions.push_back(static_cast<std::int32_t>(j));
   std::stable_sort(positions.begin(), positions.end(), [&](std::int32_t a, std::int32_t b) {
     const float x = scores[static_cast<std::size_t>(a)], y = scores[static_cast<std::size_t>(b)];
     return std::isnan(x) ? !std::isnan(y) : x > y;
