@@ -70,13 +70,17 @@ constexpr Field<P> flag_field(std::string_view key) {
           },
           [](P& p, const Word&) { p.*kMember = true; }};
 }
-template <class P, auto kMember>
+// `kAlso` have this type, too, unless it is given.
+template <class P, auto kMember, auto... kAlso>
 constexpr Field<P> dtype_field(std::string_view key) {
   return {key, false,
           [](const P& p, std::string_view name, std::string& text) {
             if (p.*kMember != DType::f32) print_word(text, name, to_string(p.*kMember));
           },
-          [](P& p, const Word& word) { p.*kMember = word.dtype(); }};
+          [](P& p, const Word& word) {
+            p.*kMember = word.dtype();
+            ((p.*kAlso = p.*kMember), ...);
+          }};
 }
 // The same as another one unless it is given.
 template <class P, auto kMember, auto kOther>
@@ -84,6 +88,32 @@ constexpr Field<P> dtype_field_like(std::string_view key) {
   return {key, false,
           [](const P& p, std::string_view name, std::string& text) {
             if (p.*kMember != p.*kOther) print_word(text, name, to_string(p.*kMember));
+          },
+          [](P& p, const Word& word) { p.*kMember = word.dtype(); }};
+}
+// The type of several members in one word, where they have the same; of one of them, where they do not.
+template <class P, auto kFirst, auto... kOthers>
+constexpr bool has_one_dtype(const P& p) {
+  return ((p.*kFirst == p.*kOthers) && ...);
+}
+template <class P, auto kFirst, auto... kOthers>
+constexpr Field<P> common_dtype_field(std::string_view key) {
+  return {key, false,
+          [](const P& p, std::string_view name, std::string& text) {
+            if (has_one_dtype<P, kFirst, kOthers...>(p) && p.*kFirst != DType::f32)
+              print_word(text, name, to_string(p.*kFirst));
+          },
+          [](P& p, const Word& word) {
+            p.*kFirst = word.dtype();
+            ((p.*kOthers = p.*kFirst), ...);
+          }};
+}
+template <class P, auto kMember, auto... kAll>
+constexpr Field<P> own_dtype_field(std::string_view key) {
+  return {key, false,
+          [](const P& p, std::string_view name, std::string& text) {
+            if (!has_one_dtype<P, kAll...>(p) && p.*kMember != DType::f32)
+              print_word(text, name, to_string(p.*kMember));
           },
           [](P& p, const Word& word) { p.*kMember = word.dtype(); }};
 }

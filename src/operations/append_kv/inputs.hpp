@@ -96,23 +96,9 @@ inline const void* element_at(const TensorView& t, std::int64_t index) {
 // The words of problems, in the order of the text.
 template <class P>
 constexpr std::array append_first_fields = {
-    Field<P>{"dtype", false,
-             [](const P& p, std::string_view key, std::string& text) {
-               if (p.new_dtype == p.kv_dtype && p.new_dtype != DType::f32)
-                 print_word(text, key, to_string(p.new_dtype));
-             },
-             [](P& p, const Word& word) { p.new_dtype = p.kv_dtype = word.dtype(); }},
-    Field<P>{"new", false,
-             [](const P& p, std::string_view key, std::string& text) {
-               if (p.new_dtype != p.kv_dtype && p.new_dtype != DType::f32)
-                 print_word(text, key, to_string(p.new_dtype));
-             },
-             [](P& p, const Word& word) { p.new_dtype = word.dtype(); }},
-    Field<P>{"kv", false,
-             [](const P& p, std::string_view key, std::string& text) {
-               if (p.new_dtype != p.kv_dtype && p.kv_dtype != DType::f32) print_word(text, key, to_string(p.kv_dtype));
-             },
-             [](P& p, const Word& word) { p.kv_dtype = word.dtype(); }},
+    common_dtype_field<P, &P::new_dtype, &P::kv_dtype>("dtype"),
+    own_dtype_field<P, &P::new_dtype, &P::new_dtype, &P::kv_dtype>("new"),
+    own_dtype_field<P, &P::kv_dtype, &P::new_dtype, &P::kv_dtype>("kv"),
     device_field<P>(),
     size_field<P, &P::b>("b"),
     size_field<P, &P::hk>("hk"),

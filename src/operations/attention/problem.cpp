@@ -16,17 +16,10 @@ using P = AttentionProblem;
 
 constexpr std::array<std::string_view, 4> kLayouts = {"bhsd", "bshd", "bhds", "other"};
 
-bool has_one_dtype(const P& p) {
-  return p.q_dtype == p.kv_dtype && p.q_dtype == p.out_dtype;
-}
 // "q=bf16", unless dtype= says it for all.
 template <auto kMember>
 constexpr Field<P> own_dtype(std::string_view key) {
-  return {key, false,
-          [](const P& p, std::string_view name, std::string& text) {
-            if (!has_one_dtype(p) && p.*kMember != DType::f32) print_word(text, name, to_string(p.*kMember));
-          },
-          [](P& p, const Word& word) { p.*kMember = word.dtype(); }};
+  return own_dtype_field<P, kMember, &P::q_dtype, &P::kv_dtype, &P::out_dtype>(key);
 }
 
 void read_window(P& p, const Word& word) {
@@ -48,11 +41,7 @@ void read_layout(P& p, const Word& word) {
 }
 
 constexpr std::array kFirstFields = {
-    Field<P>{"dtype", false,
-             [](const P& p, std::string_view key, std::string& text) {
-               if (has_one_dtype(p) && p.q_dtype != DType::f32) print_word(text, key, to_string(p.q_dtype));
-             },
-             [](P& p, const Word& word) { p.q_dtype = p.kv_dtype = p.out_dtype = word.dtype(); }},
+    common_dtype_field<P, &P::q_dtype, &P::kv_dtype, &P::out_dtype>("dtype"),
     own_dtype<&P::q_dtype>("q"),
     own_dtype<&P::kv_dtype>("kv"),
     own_dtype<&P::out_dtype>("out"),

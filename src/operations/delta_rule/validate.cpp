@@ -43,11 +43,7 @@ constexpr Field<P> name_field(std::string_view key) {
 }
 
 constexpr Field<P> kFields[] = {
-    {"dtype", false,
-     [](const P& p, std::string_view key, std::string& text) {
-       if (p.dtype != DType::f32) print_word(text, key, to_string(p.dtype));
-     },
-     [](P& p, const Word& word) { p.dtype = p.out_dtype = word.dtype(); }},
+    dtype_field<P, &P::dtype, &P::out_dtype>("dtype"),
     dtype_field_like<P, &P::out_dtype, &P::dtype>("out"),
     dtype_field<P, &P::state_dtype>("state_dtype"),
     device_field<P>(),

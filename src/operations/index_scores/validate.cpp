@@ -30,16 +30,8 @@ constexpr Field<P> unless_field(std::string_view key) {
 }
 
 constexpr Field<P> kFields[] = {
-    {"dtype", false,
-     [](const P& p, std::string_view key, std::string& text) {
-       if (p.q_dtype != DType::f32 && p.q_dtype == p.k_dtype) print_word(text, key, to_string(p.q_dtype));
-     },
-     [](P& p, const Word& word) { p.q_dtype = p.k_dtype = word.dtype(); }},
-    {"q", false,
-     [](const P& p, std::string_view key, std::string& text) {
-       if (p.q_dtype != DType::f32 && p.q_dtype != p.k_dtype) print_word(text, key, to_string(p.q_dtype));
-     },
-     [](P& p, const Word& word) { p.q_dtype = word.dtype(); }},
+    common_dtype_field<P, &P::q_dtype, &P::k_dtype>("dtype"),
+    own_dtype_field<P, &P::q_dtype, &P::q_dtype, &P::k_dtype>("q"),
     {"k", false,
      [](const P& p, std::string_view key, std::string& text) {
        if (p.q_dtype != p.k_dtype) print_word(text, key, to_string(p.k_dtype));

@@ -15,11 +15,7 @@ using std::int64_t;
 using P = MergeStatesProblem;
 
 constexpr Field<P> kFields[] = {
-    {"dtype", false,
-     [](const P& p, std::string_view key, std::string& text) {
-       if (p.dtype != DType::f32) print_word(text, key, to_string(p.dtype));
-     },
-     [](P& p, const Word& word) { p.dtype = p.out_dtype = word.dtype(); }},
+    dtype_field<P, &P::dtype, &P::out_dtype>("dtype"),
     dtype_field_like<P, &P::out_dtype, &P::dtype>("out"),
     device_field<P>(),
     size_field<P, &P::rows>("rows"),
