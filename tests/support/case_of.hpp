@@ -3,11 +3,13 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <utility>
 #include <variant>
 #include <vector>
 
 #include "rapt/context.hpp"
+#include "rapt/score.hpp"
 #include "support/fill.hpp"
 #include "support/verdict.hpp"
 
@@ -28,6 +30,22 @@ struct CaseOf;
 /// From one of `rows` rows to the next, of `all`. An odd step meets every position within a tile of even size.
 inline std::int64_t step_over(std::int64_t all, std::int64_t rows) {
   return rows == 0 || all <= 4 * rows ? 1 : (all / rows) | 1;
+}
+
+/// A problem's alignment as arguments have it.
+template <class Problem>
+std::optional<Align> align_of(const Problem& problem) {
+  switch (problem.align) {
+    case Problem::Align::none:
+      break;
+    case Problem::Align::top_left:
+      return Align::top_left();
+    case Problem::Align::bottom_right:
+      return Align::bottom_right();
+    case Problem::Align::offset:
+      return Align::offset(problem.align_offset);
+  }
+  return {};
 }
 
 /// The defaults, of an operation whose verdict() takes a step from row to row.

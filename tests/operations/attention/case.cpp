@@ -266,19 +266,7 @@ AttentionArgs Case::args() {
   if (problem.window_left >= 0 || problem.window_right >= 0) {
     score.window = Window{problem.window_left, problem.window_right};
   }
-  switch (problem.align) {
-    case AttentionProblem::Align::none:
-      break;
-    case AttentionProblem::Align::top_left:
-      score.align = Align::top_left();
-      break;
-    case AttentionProblem::Align::bottom_right:
-      score.align = Align::bottom_right();
-      break;
-    case AttentionProblem::Align::offset:
-      score.align = Align::offset(problem.align_offset);
-      break;
-  }
+  score.align = align_of(problem);
   give_modifiers(problem, score);
   return args;
 }

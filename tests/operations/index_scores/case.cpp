@@ -170,19 +170,7 @@ IndexScoresArgs IndexScoresCase::args() {
   args.seqlens = seqlens.view(), args.block_table = block_table.view();
   args.key_begin = key_begin.view(), args.key_end = key_end.view();
   args.scale = scale, args.relu = problem.relu, args.causal = problem.causal;
-  switch (problem.align) {
-    case IndexScoresProblem::Align::none:
-      break;
-    case IndexScoresProblem::Align::top_left:
-      args.align = Align::top_left();
-      break;
-    case IndexScoresProblem::Align::bottom_right:
-      args.align = Align::bottom_right();
-      break;
-    case IndexScoresProblem::Align::offset:
-      args.align = Align::offset(problem.align_offset);
-      break;
-  }
+  args.align = align_of(problem);
   return args;
 }
 
