@@ -13,7 +13,7 @@ import rapt
 from rapt import _core, _flops, _refusals, _seed
 from rapt._attention import forward_arguments
 from rapt._autograd import check_wanted, register_gradients
-from rapt._operators import Operator
+from rapt._operators import Operator, attention_schemas
 from rapt._sdpa import number_of
 
 # How the operators call their arguments, for rapt's names of them.
@@ -58,8 +58,8 @@ def _modifiers(
     left: int,
     right: int,
     softcap: float,
-    dropout_p: float,
-    seed: Tensor | None,
+    dropout_p: float = 0.0,
+    seed: Tensor | None = None,
 ) -> dict[str, Any]:
     """The arguments of rapt.attention after q, k and v."""
     mask = None
@@ -168,84 +168,18 @@ def _gradients(
     return made
 
 
-def _forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    alibi_slopes: Tensor | None,
-    s_aux: Tensor | None,
-    cu_seqlens_q: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    cache_seqlens: Tensor | None,
-    block_table: Tensor | None,
-    cache_leftpad: Tensor | None,
-    softmax_scale: float | None,
-    causal: bool,
-    left: int,
-    right: int,
-    softcap: float,
-    dropout_p: float,
-    seed: Tensor | None,
-) -> Tensor:
-    tensors = (alibi_slopes, s_aux, cu_seqlens_q, cu_seqlens_k, cache_seqlens, block_table, cache_leftpad)
-    return run(q, k, v, *tensors, softmax_scale, causal, left, right, softcap, dropout_p, seed)[0]
+def _forward(*inputs: Any) -> Tensor:
+    return run(*inputs)[0]
 
 
-def _forward_with_lse(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    alibi_slopes: Tensor | None,
-    s_aux: Tensor | None,
-    cu_seqlens_q: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    cache_seqlens: Tensor | None,
-    block_table: Tensor | None,
-    cache_leftpad: Tensor | None,
-    softmax_scale: float | None,
-    causal: bool,
-    left: int,
-    right: int,
-    softcap: float,
-    dropout_p: float,
-    seed: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    tensors = (alibi_slopes, s_aux, cu_seqlens_q, cu_seqlens_k, cache_seqlens, block_table, cache_leftpad)
-    out, lse = run(q, k, v, *tensors, softmax_scale, causal, left, right, softcap, dropout_p, seed, with_lse=True)
-    assert lse is not None
-    return out, lse
+def _forward_with_lse(*inputs: Any) -> Any:
+    return run(*inputs, with_lse=True)
 
 
-def _backward(
-    grad_out: Tensor | None,
-    grad_lse: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    alibi_slopes: Tensor | None,
-    s_aux: Tensor | None,
-    cu_seqlens_q: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    cache_seqlens: Tensor | None,
-    block_table: Tensor | None,
-    cache_leftpad: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    seed: Tensor | None,
-    softmax_scale: float | None,
-    causal: bool,
-    left: int,
-    right: int,
-    softcap: float,
-    dropout_p: float,
-    wanted: Sequence[bool],
-) -> list[Tensor]:
+def _backward(*inputs: Any) -> list[Tensor]:
     """Those of the gradients of q, k, v, alibi_slopes and s_aux that are wanted."""
-    check_wanted(wanted, *_LEARNT, *["a tensor without gradients"] * 5)
-    lengths = (cu_seqlens_q, cu_seqlens_k, cache_seqlens, block_table, cache_leftpad)
-    inputs = (q, k, v, alibi_slopes, s_aux, *lengths, out, lse, seed)
-    made = _gradients(grad_out, grad_lse, *inputs, softmax_scale, causal, left, right, softcap, dropout_p, wanted)
-    return [x for x in made if x is not None]
+    check_wanted(inputs[-1], *_LEARNT, *["a tensor without gradients"] * 5)
+    return [x for x in _gradients(*inputs) if x is not None]
 
 
 def _fake(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Tensor:
@@ -261,9 +195,14 @@ def _fake_backward(grad_out: Tensor | None, grad_lse: Tensor | None, *inputs: An
 
 
 _NAME = "flash_attention"
-_operator = Operator(_NAME, _forward, _fake, ("CPU", "CUDA"))
-_operator_with_lse = Operator(_NAME + "_with_lse", _forward_with_lse, _fake_with_lse, ("CPU", "CUDA"))
-_backward_operator = Operator(_NAME + "_backward", _backward, _fake_backward)
+_FORWARD, _WITH_LSE, _BACKWARD = attention_schemas(
+    "Tensor q, Tensor k, Tensor v, Tensor? alibi_slopes, Tensor? s_aux, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, "
+    "Tensor? cache_seqlens, Tensor? block_table, Tensor? cache_leftpad",
+    "float? softmax_scale, bool causal, SymInt left, SymInt right, float softcap",
+)
+_operator = Operator(_NAME, _forward, _fake, ("CPU", "CUDA"), schema=_FORWARD)
+_operator_with_lse = Operator(_NAME + "_with_lse", _forward_with_lse, _fake_with_lse, ("CPU", "CUDA"), schema=_WITH_LSE)
+_backward_operator = Operator(_NAME + "_backward", _backward, _fake_backward, schema=_BACKWARD)
 _run_on_cpu, _run_on_cpu_with_lse = register_gradients(
     _operator, _operator_with_lse, _backward_operator, 10, run, _gradients
 )

@@ -13,7 +13,7 @@ from rapt import _core, _flops
 from rapt._attention import forward_arguments
 from rapt._autograd import check_dropout, check_wanted, differentiate_again, register_gradients
 from rapt._codes import Rows, arrays_of
-from rapt._operators import Operator
+from rapt._operators import Operator, attention_schemas
 from rapt._sdpa import number_of
 
 
@@ -140,83 +140,35 @@ def _gradients(
     return memory
 
 
-def _forward(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    bias: Tensor | None,
-    sinks: Tensor | None,
-    causal: bool,
-    left: int,
-    softcap: float | None,
-    scale: float,
-    dropout_p: float = 0.0,
-    seed: Tensor | None = None,
-) -> Tensor:
-    return forward(query, key, value, mask, bias, sinks, causal, left, softcap, scale, dropout_p, seed)
-
-
 def _fake(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> Tensor:
     return _result(query, value)
 
 
-def _forward_with_lse(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    bias: Tensor | None,
-    sinks: Tensor | None,
-    causal: bool,
-    left: int,
-    softcap: float | None,
-    scale: float,
-    dropout_p: float = 0.0,
-    seed: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    tensors = (query, key, value, mask, bias, sinks)
-    out, lse = run(*tensors, causal, left, softcap, scale, dropout_p, seed, with_lse=True)
-    assert lse is not None
-    return out, lse
+def _forward_with_lse(*inputs: Any) -> Any:
+    return run(*inputs, with_lse=True)
 
 
 def _fake_with_lse(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     return _result(query, value), query.new_empty(query.shape[:-1], dtype=torch.float32)
 
 
-def _backward(
-    grad_out: Tensor | None,
-    grad_lse: Tensor | None,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    bias: Tensor | None,
-    sinks: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    seed: Tensor | None,
-    causal: bool,
-    left: int,
-    softcap: float | None,
-    scale: float,
-    dropout_p: float,
-    wanted: Sequence[bool],
-) -> list[Tensor]:
+def _backward(*inputs: Any) -> list[Tensor]:
     """Those of the gradients of query, key, value, mask, bias and sinks that are wanted."""
-    check_wanted(wanted, "query", "key", "value", "mask", "bias", "sinks")
-    inputs = (query, key, value, mask, bias, sinks, out, lse, seed, causal, left, softcap, scale, dropout_p, wanted)
-    return [t for t in _gradients(grad_out, grad_lse, *inputs) if t is not None]
+    check_wanted(inputs[-1], "query", "key", "value", "mask", "bias", "sinks")
+    return [t for t in _gradients(*inputs) if t is not None]
 
 
 def _fake_backward(grad_out: Tensor | None, grad_lse: Tensor | None, *inputs: Any) -> list[Tensor]:
     return [t for t in _gradients(grad_out, grad_lse, *inputs, compute=False) if t is not None]
 
 
-_operator = Operator("attention", _forward, _fake, ("CPU", "CUDA"))
-_operator_with_lse = Operator("attention_with_lse", _forward_with_lse, _fake_with_lse)
-_backward_operator = Operator("attention_backward", _backward, _fake_backward)
+_FORWARD, _WITH_LSE, _BACKWARD = attention_schemas(
+    "Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor? bias, Tensor? sinks",
+    "bool causal, SymInt left, float? softcap, float scale",
+)
+_operator = Operator("attention", forward, _fake, ("CPU", "CUDA"), schema=_FORWARD)
+_operator_with_lse = Operator("attention_with_lse", _forward_with_lse, _fake_with_lse, schema=_WITH_LSE)
+_backward_operator = Operator("attention_backward", _backward, _fake_backward, schema=_BACKWARD)
 operator = _operator.overload
 
 _flops.counted("attention", "attention_with_lse")(_flops.attention)

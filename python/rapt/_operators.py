@@ -21,9 +21,9 @@ _library = torch.library.Library("rapt", "FRAGMENT")  # type: ignore[no-untyped-
 class Operator:
     """rapt::name, which changes none of its arguments.
 
-    `function` computes it, and its annotations are the schema; `fake` computes what its result looks like. `devices` are in the
-    dispatcher's words ("CPU", "CUDA"). `by_extension` names the function of the extension that computes it where that can be,
-    and returns NotImplemented where it cannot.
+    `function` computes it; `fake` computes what its result looks like. The schema is that of the function's annotations unless
+    one is given. `devices` are in the dispatcher's words ("CPU", "CUDA"). `by_extension` names the function of the extension
+    that computes it where that can be, and returns NotImplemented where it cannot.
     """
 
     def __init__(
@@ -33,9 +33,10 @@ class Operator:
         fake: Callable[..., Any],
         devices: tuple[str, ...] = ("CPU",),
         by_extension: str = "",
+        schema: str = "",
     ) -> None:
         self.name, self.by_extension = name, by_extension
-        schema = torch.library.infer_schema(function, mutates_args=())
+        schema = schema or torch.library.infer_schema(function, mutates_args=())
         _library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
         self.overload: Any = getattr(torch.ops.rapt, name).default
         torch.library.register_fake(self.overload, fake, lib=_library)
@@ -75,6 +76,14 @@ class Operator:
             keys = keys | torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, f"Autograd{device}"))
             kernel = _core.dispatched_above_autograd(self.by_extension, kernel, keys.raw_repr())
         _library.impl(self.overload, kernel, f"Autograd{device}", with_keyset=True)  # type: ignore[no-untyped-call]
+
+
+def attention_schemas(tensors: str, options: str) -> tuple[str, str, str]:
+    """Of attention, of attention with lse, and of their backward, which register_gradients() takes."""
+    given = f"({tensors}, {options}, float dropout_p=0.0, Tensor? seed=None)"
+    results = f"Tensor out, Tensor lse, Tensor? seed, {options}, float dropout_p, bool[] wanted"
+    backward = f"(Tensor? grad_out, Tensor? grad_lse, {tensors}, {results}) -> Tensor[]"
+    return f"{given} -> Tensor", f"{given} -> (Tensor, Tensor)", backward
 
 
 def _not_compiled(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,10 +9,11 @@ from torch import Tensor
 
 from rapt import _core, _flops, _refusals, _sdpa
 from rapt._autograd import check_dropout, check_wanted, differentiate_again, register_gradients
-from rapt._operators import Operator
+from rapt._operators import Operator, attention_schemas
 
 
-def _check(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, gqa: bool) -> None:
+def _check(*inputs: Any) -> None:
+    q, k, v, mask, _, _, gqa, *_ = inputs
     misfit = _refusals.misfit(q, k, v, mask, gqa)
     if misfit:
         raise ValueError(
@@ -22,73 +22,31 @@ def _check(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, gqa: bool) -> N
         )
 
 
-def _forward(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None,
-    is_causal: bool,
-    scale: float | None,
-    enable_gqa: bool,
-    dropout_p: float = 0.0,
-    seed: Tensor | None = None,
-) -> Tensor:
-    _check(query, key, value, attn_mask, enable_gqa)
-    return _sdpa.forward(query, key, value, attn_mask, is_causal, scale, enable_gqa, dropout_p, seed)
+def _forward(*inputs: Any) -> Tensor:
+    _check(*inputs)
+    return _sdpa.forward(*inputs)
 
 
-def _fake(
-    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, is_causal: bool, scale: Any, enable_gqa: bool, *_: Any
-) -> Tensor:  # fmt: skip
-    _check(query, key, value, attn_mask, enable_gqa)
-    return _sdpa.result_like(query, key, value, attn_mask, _sdpa.batch_of(query, key, value, enable_gqa), enable_gqa)
+def _forward_with_lse(*inputs: Any) -> Any:
+    _check(*inputs)
+    return _sdpa.run(*inputs, with_lse=True)
 
 
-def _forward_with_lse(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None,
-    is_causal: bool,
-    scale: float | None,
-    enable_gqa: bool,
-    dropout_p: float = 0.0,
-    seed: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    _check(query, key, value, attn_mask, enable_gqa)
-    out, lse = _sdpa.run(query, key, value, attn_mask, is_causal, scale, enable_gqa, dropout_p, seed, with_lse=True)
-    return out, lse
+def _fake_with_lse(*inputs: Any) -> tuple[Tensor, Tensor]:
+    _check(*inputs)
+    q, k, v, mask, _, _, gqa, *_ = inputs
+    batch = _sdpa.batch_of(q, k, v, gqa)
+    return _sdpa.result_like(q, k, v, mask, batch, gqa), _sdpa.lse_like(q, batch)
 
 
-def _fake_with_lse(
-    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, is_causal: bool, scale: Any, enable_gqa: bool, *_: Any
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    _check(query, key, value, attn_mask, enable_gqa)
-    batch = _sdpa.batch_of(query, key, value, enable_gqa)
-    return _sdpa.result_like(query, key, value, attn_mask, batch, enable_gqa), _sdpa.lse_like(query, batch)
+def _fake(*inputs: Any) -> Tensor:
+    return _fake_with_lse(*inputs)[0]
 
 
-def _backward(
-    grad_out: Tensor | None,
-    grad_lse: Tensor | None,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    seed: Tensor | None,
-    is_causal: bool,
-    scale: float | None,
-    enable_gqa: bool,
-    dropout_p: float,
-    wanted: Sequence[bool],
-) -> list[Tensor]:
+def _backward(*inputs: Any) -> list[Tensor]:
     """Those of the gradients of query, key, value and attn_mask that are wanted."""
-    check_wanted(wanted, "query", "key", "value", "attn_mask")
-    tensors = (query, key, value, attn_mask, out, lse, seed)
-    made = _sdpa.gradients(grad_out, grad_lse, *tensors, is_causal, scale, enable_gqa, dropout_p, wanted)
-    return [t for t in made if t is not None]
+    check_wanted(inputs[-1], "query", "key", "value", "attn_mask")
+    return [t for t in _sdpa.gradients(*inputs) if t is not None]
 
 
 def _fake_backward(grad_out: Tensor | None, grad_lse: Tensor | None, *inputs: Any) -> list[Tensor]:
@@ -96,12 +54,15 @@ def _fake_backward(grad_out: Tensor | None, grad_lse: Tensor | None, *inputs: An
 
 
 _NAME = "scaled_dot_product_attention"
-_operator = Operator(_NAME, _forward, _fake, ("CPU", "CUDA"), by_extension="dispatched_sdpa")
+_FORWARD, _WITH_LSE, _BACKWARD = attention_schemas(
+    "Tensor query, Tensor key, Tensor value, Tensor? attn_mask", "bool is_causal, float? scale, bool enable_gqa"
+)
+_operator = Operator(_NAME, _forward, _fake, ("CPU", "CUDA"), "dispatched_sdpa", _FORWARD)
 _operator_with_lse = Operator(
-    _NAME + "_with_lse", _forward_with_lse, _fake_with_lse, by_extension="dispatched_sdpa_with_lse"
+    _NAME + "_with_lse", _forward_with_lse, _fake_with_lse, ("CPU",), "dispatched_sdpa_with_lse", _WITH_LSE
 )
 _backward_operator = Operator(
-    _NAME + "_backward", _backward, _fake_backward, by_extension="dispatched_sdpa_gradients"
+    _NAME + "_backward", _backward, _fake_backward, ("CPU",), "dispatched_sdpa_gradients", _BACKWARD
 )
 operator = _operator.overload
 _flops.counted(_NAME, _NAME + "_with_lse")(_flops.attention)
