@@ -12,6 +12,7 @@ import inspect
 from functools import cache, wraps
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling, is_exporting
 
@@ -69,12 +70,14 @@ def _calls_delta_rule(layer: Any) -> bool:
 
 
 def _runs_here(query: Tensor, key: Tensor, value: Tensor, kwargs: dict[str, Any]) -> bool:
-    """On GPUs without gradients, and where flash-linear-attention is there, one token: its prefill is faster."""
+    """On GPUs without gradients; where flash-linear-attention is there, prompts only by an entry for prompts, which is faster."""
     if not query.is_cuda:
         return query.device.type == "cpu"
     if _refusals.needs_grad(query, key, value, *(x for x in kwargs.values() if isinstance(x, Tensor))):
         return False
-    return (query.shape[1] == 1 or not _has_fla()) and _refusals.cuda_runs("delta_rule")
+    if query.shape[1] == 1 or not _has_fla():
+        return _refusals.cuda_runs("delta_rule")
+    return query.dtype == torch.bfloat16 and _refusals.cuda_runs("delta_rule", "prefill", "bf16")
 
 
 @cache

@@ -159,9 +159,12 @@ def _cuda_entries() -> list[Entry]:
 
 
 @cache
-def cuda_runs(operation: str) -> bool:
-    """Whether a GPU here can run an operation."""
-    return any(entry["operation"] == operation and not entry["unusable"] for entry in _cuda_entries())
+def cuda_runs(operation: str, phase: str = "", dtype: str = "") -> bool:
+    """Whether a GPU here can run an operation; with `phase` and `dtype`, by an entry made for that phase that takes the type."""
+    return any(
+        entry["operation"] == operation and not entry["unusable"] and entry["phase"].endswith(phase) and dtype in ("", *entry["dtypes"])
+        for entry in _cuda_entries()
+    )
 
 
 def _cuda_refusal() -> str:

@@ -105,24 +105,33 @@ def test_models_off_the_cpu():
 
 
 def test_which_calls_on_a_gpu_are_ours(monkeypatch):
-    """flash-linear-attention's prefill stays, and so do gradients."""
+    """flash-linear-attention keeps gradients, and prompts for which rapt has no kernel made for prompts."""
     from rapt import _model_delta_rule
 
     class OnGpu:
         is_cuda, requires_grad = True, False
 
-        def __init__(self, tokens):
-            self.shape = (1, tokens, 2, 16)
+        def __init__(self, tokens, dtype):
+            self.shape, self.dtype = (1, tokens, 2, 16), dtype
 
-    def ours(tokens, has_fla, runs=True, grad=False):
+    def ours(tokens, has_fla, entries=("all", "prefill"), grad=False, dtype=torch.bfloat16):
         monkeypatch.setattr(_model_delta_rule, "_has_fla", lambda: has_fla)
-        monkeypatch.setattr(rapt._refusals, "cuda_runs", lambda operation: runs and operation == "delta_rule")
-        x = OnGpu(tokens)
+        monkeypatch.setattr(rapt._refusals, "_cuda_entries", lambda: [entry(phase) for phase in entries])
+        rapt._refusals.cuda_runs.cache_clear()
+        x = OnGpu(tokens, dtype)
         weights = torch.ones(1, requires_grad=grad)
         return _model_delta_rule._runs_here(x, x, x, {"g": weights, "beta": None})
 
-    assert ours(1, True) and ours(1, False) and ours(70, False)
-    assert not ours(70, True) and not ours(70, False, runs=False) and not ours(1, True, grad=True)
+    def entry(phase):
+        dtypes = ["bf16"] if phase == "prefill" else ["f32", "bf16", "f16"]
+        return {"operation": "delta_rule", "phase": phase, "dtypes": dtypes, "unusable": ""}
+
+    try:
+        assert ours(1, True) and ours(1, False) and ours(70, False) and ours(70, True)
+        assert not ours(70, True, dtype=torch.float16) and not ours(70, True, entries=("all", "decode"))
+        assert not ours(70, False, entries=()) and not ours(1, True, grad=True)
+    finally:
+        rapt._refusals.cuda_runs.cache_clear()
 
 
 def test_models_refuse_packed_sequences():

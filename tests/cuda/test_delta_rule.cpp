@@ -1,7 +1,9 @@
 // delta_rule on a GPU, beyond what tests of every entry ask.
 #include <algorithm>
 #include <functional>
+#include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "operations/delta_rule/check.hpp"
@@ -19,6 +21,7 @@ const char* const kProblems[] = {"dtype=bf16 b=5 hq=2 hv=4 t=1 d=128 decay=head 
                                  "dtype=f16 state_dtype=bf16 b=4 hq=4 t=1 d=64 dv=128 decay=channel beta state slots",
                                  "dtype=bf16 b=2 hq=4 hv=8 t=130 d=64 decay=channel gate beta l2norm state",
                                  "b=5 hq=4 t=60 d=128 ragged=160 decay=head beta state slots",
+                                 "dtype=bf16 b=3 hq=2 t=75 d=128 decay=head gate beta l2norm state slots",
                                  "b=3 hq=2 t=4 d=48 decay=channel beta state slots steps=4",
                                  "b=2 hq=36 hk=2 t=20 d=200 dv=30 decay=constant rule=gated state"};
 
@@ -88,6 +91,63 @@ TEST_CASE("cuda: delta_rule has one token's bits in both kernels, however states
         CHECK((bits_on(c, forced(decode)) == wanted));
       }
   }
+}
+
+TEST_CASE("cuda: delta_rule gives a state the same bits beside few or many others", "[kernel]") {
+  // Thread blocks have halves of states here, and whole ones there.
+  for (const char* words : {"dtype=bf16 b=9 hq=16 t=50 d=128 decay=channel gate beta l2norm state",
+                            "dtype=bf16 b=10 hq=16 t=50 d=40 dv=100 decay=head beta state"})
+    for (const std::string& entry : every_entry(problem_of(words))) {
+      if (device_of(entry) != DeviceType::cuda) continue;
+      INFO(entry << ": " << words);
+      const Forced context = forced(entry);
+      DeltaRuleCase c = case_with_states(problem_of(words), 2, Decays::some);
+      const DeltaRuleBits together = bits_on(c, context);
+      c.clear();
+      for (int64_t i = 0; i < c.problem.b; ++i) run(part_of(c, i, 0, c.length(i)), context);
+      CHECK((bits_of(c) == together));
+    }
+}
+
+TEST_CASE("cuda: delta_rule where products of a token's rows would be out of range", "[kernel]") {
+  constexpr int64_t kToken = 21;  // neither the first of its chunk nor the last
+  const char* const words = "dtype=bf16 b=1 hq=2 t=70 d=64 dv=72 decay=channel beta state";
+  const auto scale_row = [](Tensor& t, float by) {
+    for (int64_t i = 0; i < t.layout().shape[3]; ++i) t.at({0, kToken, 0, i}) *= by;
+  };
+  const std::vector<std::pair<const char*, std::function<void(DeltaRuleCase&)>>> changes = {
+      {"growth",
+       [](DeltaRuleCase& c) {
+         c.g.at({0, kToken, 0, 5}) = 12.f;
+       }},
+      {"growth, and a decay after it",
+       [](DeltaRuleCase& c) {
+         c.g.at({0, kToken, 0, 5}) = 40.f, c.g.at({0, kToken + 1, 0, 5}) = -45.f;
+       }},
+      {"a decay to 0",
+       [](DeltaRuleCase& c) {
+         c.g.at({0, kToken, 0, 5}) = -std::numeric_limits<float>::infinity();
+       }},
+      {"a long key", [&](DeltaRuleCase& c) { scale_row(c.k, 50); }},
+      {"a huge query", [&](DeltaRuleCase& c) { scale_row(c.q, 0x1p65f); }},
+      {"a huge beta", [](DeltaRuleCase& c) {
+         c.beta.at({0, kToken, 0}) = 1000.f;
+       }}};
+  for (const auto& [what, change] : changes)
+    for (const std::string& entry : every_entry(problem_of(words))) {
+      if (device_of(entry) != DeviceType::cuda) continue;
+      INFO(entry << ": " << what);
+      DeltaRuleCase c = case_with_states(problem_of(words), 3, Decays::mostly_weak);
+      c.beta_sigmoid = c.beta_double = false;
+      const std::vector<float> before = bits_on(c, forced(entry)).out;
+      change(c);
+      const std::vector<float> after = bits_on(c, forced(entry)).out;
+      CHECK(c.verdict().violation == "");
+      // Earlier tokens and the other head keep their bits.
+      for (std::size_t i = 0; i < after.size(); ++i)
+        if (const auto at = static_cast<int64_t>(i); at / (2 * 72) < kToken || at / 72 % 2 == 1)
+          REQUIRE(after[i] == before[i]);
+    }
 }
 
 TEST_CASE("cuda: delta_rule of more sequences or heads than a grid has rows", "[kernel]") {

@@ -167,6 +167,15 @@ TEST_CASE("cuda host: entries say what they multiply in, which GPUs they need an
        128,
        128,
        Operation::delta_rule},
+      {"delta_rule_prefill.bf16.cuda.sm90a",
+       "bf16",
+       "sm90a",
+       Phase::prefill,
+       {kBf16},
+       1,
+       256,
+       256,
+       Operation::delta_rule},
       {"delta_rule.f32.cuda", "f32", "cuda", Phase::all, {kF32, kBf16, kF16}, 1, 256, 256, Operation::delta_rule},
       {"merge_states.f32.cuda",
        "f32",
@@ -398,4 +407,24 @@ TEST_CASE("cuda host: states are copied as wholes where they lie so", "[unit]") 
   DeltaRuleParams mixed = of(DType::f32);
   mixed.initial = of(DType::bf16).initial;
   CHECK_FALSE(takes(mixed));
+}
+
+TEST_CASE("cuda host: delta_rule_prefill takes bf16, and shares multiprocessors among columns") {
+  DeltaRuleParams p{};
+  p.b = 3, p.h = 22, p.d = p.dv = 128;
+  p.q.type = p.k.type = p.v.type = DType::bf16;
+  CHECK(cuda::can_multiply_chunks(p));
+  for (TokenRows DeltaRuleParams::*const rows : {&DeltaRuleParams::q, &DeltaRuleParams::k, &DeltaRuleParams::v})
+    for (const DType other : {DType::f32, DType::f16}) {
+      DeltaRuleParams mixed = p;
+      (mixed.*rows).type = other;
+      CHECK_FALSE(cuda::can_multiply_chunks(mixed));
+    }
+  CHECK(cuda::state_groups(p, 132) == 1);
+  p.h = 23;
+  CHECK(cuda::state_groups(p, 132) == 2);
+  p.dv = 64;
+  CHECK(cuda::state_groups(p, 132) == 1);
+  p.b = std::int64_t{1} << 30;
+  CHECK_FALSE(cuda::can_multiply_chunks(p));
 }

@@ -365,6 +365,12 @@ template <class T, int kRowBytes = 128>
 __device__ __forceinline__ void wgmma_abt(float (&d)[64], std::uint32_t a, std::uint32_t b, int add) {
   RAPT_WGMMA_TYPED(128, "%64, %65, add, 1, 1, 0, 0", 66, "l"(descriptor<kRowBytes>(a)), "l"(descriptor<kRowBytes>(b)));
 }
+// The same with A in registers.
+template <class T, int kRowBytes = 128>
+__device__ __forceinline__ void wgmma_abt(float (&d)[16], const std::uint32_t* a, std::uint32_t b, int add) {
+  RAPT_WGMMA_TYPED(32, "{%16, %17, %18, %19}, %20, add, 1, 1, 0", 21, "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]),
+                   "l"(descriptor<kRowBytes>(b)));
+}
 // d (+)= a b with A in registers, and B in shared memory with k outermost.
 template <class T, int kRowBytes = 128>
 __device__ __forceinline__ void wgmma_ab(float (&d)[24], const std::uint32_t* a, std::uint32_t b, int add) {

@@ -92,8 +92,9 @@ inline constexpr KernelFacts kRotaryAppendKvFacts = {
     .operation = Operation::rotary_append_kv, .phase = Phase::all, .arithmetic = "f32", .dtypes = kCacheTypes};
 cudaError_t launch_rotary_append_kv(const RotaryAppendKvParams& params, cudaStream_t stream);
 
-// delta_rule: token by token, all that the operation takes. delta_rule_decode: one token of each sequence, of states
-// that can_copy_states() takes; the same bits. (On sm_90a.)
+// delta_rule: token by token, all that the operation takes. delta_rule_prefill: 16 tokens at a time by products on
+// tensor cores, of q, k and v in bf16 and one query head of each state. delta_rule_decode: one token of each sequence,
+// of states that can_copy_states() takes; the same bits. (On sm_90a.)
 inline constexpr KernelFacts kDeltaRuleFacts = {.operation = Operation::delta_rule,
                                                 .phase = Phase::all,
                                                 .arithmetic = "f32",
@@ -106,7 +107,16 @@ inline constexpr KernelFacts kDeltaRuleDecodeFacts = {.operation = Operation::de
                                                       .dtypes = kFloatTypes,
                                                       .max_head_dim = 128,
                                                       .max_value_head_dim = 128};
+inline constexpr std::int64_t kDeltaRulePrefillMaxKeys = 128;  // columns of a key
+inline constexpr KernelFacts kDeltaRulePrefillFacts = {.operation = Operation::delta_rule,
+                                                       .phase = Phase::prefill,
+                                                       .arithmetic = "bf16",
+                                                       .dtypes = only(DType::bf16),
+                                                       .max_head_dim = 256,
+                                                       .max_value_head_dim = 256};
 cudaError_t launch_delta_rule(const DeltaRuleParams& params, cudaStream_t stream);
+// `state_groups`: warpgroups of a thread block that have 64 columns of a state each, 1 or 2; the bits are the same.
+cudaError_t launch_delta_rule_prefill(const DeltaRuleParams& params, int state_groups, cudaStream_t stream);
 cudaError_t launch_delta_rule_decode(const DeltaRuleParams& params, cudaStream_t stream);
 
 // A few states are parameters of the kernel, more are written to the workspace by launches before it.

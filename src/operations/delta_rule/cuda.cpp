@@ -1,6 +1,7 @@
 // delta_rule on a GPU: a thread block for a state, or for some of its columns.
 #include "cuda/entry.hpp"
 #include "cuda/kernels/kernels.hpp"
+#include "cuda/tile/multiprocessors.hpp"
 #include "operations/delta_rule/cuda_choice.hpp"
 
 namespace rapt::cuda {
@@ -25,6 +26,32 @@ class DeltaRuleEntry : public DeviceEntry {
 };
 
 #ifdef RAPT_HAVE_SM90A
+class DeltaRulePrefillEntry final : public DeltaRuleEntry {
+  static constexpr std::int64_t kMinAverage = 16;
+
+ public:
+  explicit DeltaRulePrefillEntry(const GpuSupport& support)
+      : DeltaRuleEntry(entry_name(kDeltaRulePrefillFacts, "cuda.sm90a"), "sm90a", kDeltaRulePrefillFacts, support) {}
+
+  std::string_view refuse(const Problem& problem, const Context::Impl&) const override {
+    const auto& p = std::get<DeltaRuleProblem>(problem);
+    if (p.ragged >= 0 && p.ragged < kMinAverage * p.b) return "for sequences of 16 tokens and more on average";
+    if (p.steps > 0) return "keeps no state for each token";
+    if (p.hq > p.state_heads()) return "for one query head of each state at most";
+    return p.d > kDeltaRulePrefillMaxKeys ? "takes keys of up to 128 columns" : "";
+  }
+
+ private:
+  std::string kernels(const Problem&) const override {
+    return "delta_rule_prefill, or delta_rule if q, k or v is not bf16";
+  }
+  cudaError_t launch(const Params& params, std::byte*, cudaStream_t stream) const override {
+    const auto& p = std::get<DeltaRuleParams>(params);
+    if (!can_multiply_chunks(p)) return launch_delta_rule(p, stream);
+    return launch_delta_rule_prefill(p, state_groups(p, multiprocessors()), stream);
+  }
+};
+
 class DeltaRuleDecodeEntry final : public DeltaRuleEntry {
  public:
   explicit DeltaRuleDecodeEntry(const GpuSupport& support)
@@ -55,6 +82,7 @@ class DeltaRuleDecodeEntry final : public DeltaRuleEntry {
 void add_delta_rule(const GpuSupport& support, Entries& entries) {
 #ifdef RAPT_HAVE_SM90A
   entries.push_back(std::make_unique<DeltaRuleDecodeEntry>(support));
+  entries.push_back(std::make_unique<DeltaRulePrefillEntry>(support));
 #endif
   entries.push_back(std::make_unique<DeltaRuleEntry>(support));
 }

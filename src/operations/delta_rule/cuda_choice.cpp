@@ -20,4 +20,14 @@ bool can_copy_states(const DeltaRuleParams& p) {
   return p.b <= kMaxBlocks && p.h <= INT32_MAX && is_whole(p.initial) && is_whole(p.final);
 }
 
+bool can_multiply_chunks(const DeltaRuleParams& p) {
+  constexpr std::int64_t kMaxBlocks = INT32_MAX / 4;  // of a grid's x; a state has up to 4
+  return p.q.type == DType::bf16 && p.k.type == DType::bf16 && p.v.type == DType::bf16 && p.b * p.h <= kMaxBlocks;
+}
+
+int state_groups(const DeltaRuleParams& p, int multiprocessors) {
+  constexpr std::int64_t kColumns = 64;  // of a warpgroup
+  return p.dv > kColumns && p.b * p.h * ceil_div(p.dv, kColumns) > multiprocessors ? 2 : 1;
+}
+
 }  // namespace rapt::cuda

@@ -1,0 +1,510 @@
+// The records of delta_rule_prefill: a warpgroup loads the rows of a chunk's tokens and prepares what the state's
+// products need of them.
+//
+// Decays may be of any strength. Sums of log decays start anew at the 8th token; products of a token of the second half
+// and one of the first have the first half's end between them, where no factor is large. Within a half, factors are
+// e^m and e^-m; rows where they would leave fp32's range are summed by ordinary arithmetic, each term with its own
+// decay. Whether a row is one of these, and all that it gives, depends on no later row.
+#pragma once
+
+#include "cuda/kernels/delta_rule_chunk.cuh"
+
+namespace rapt::cuda {
+
+constexpr int kHalf = kChunk / 2;
+
+// What half a chunk's products take, in units of log 2.
+constexpr float kMostGrowth = 7, kMostDecay = 115;
+// Of rows of products: of (I + A)^-1 nothing is larger than 17^15 then, and a product with it is finite.
+constexpr float kMostInteraction = 16, kMostWeight = 0x1p60f;
+
+// Shared memory of a warpgroup, beside records.
+template <int kD>
+struct FactorMemory {
+  static constexpr int kWarps = kD / 32;  // that have channels, 32 each
+  static constexpr int kRowBytes = kD * 2, kTensorBytes = kChunk * kRowBytes;
+
+  std::uint32_t at;
+
+  // q, k and log decays of the chunk as they are in memory: [16][kD].
+  __device__ std::uint32_t q() const { return at; }
+  __device__ std::uint32_t k() const { return at + kKeys; }
+  __device__ std::uint32_t g() const { return at + 2 * kTensorBytes; }  // up to four bytes each
+  // Rows e^-m k; of the first half e^(m_7 - m) k, of the second e^m k; of the second half e^m q.
+  static constexpr int kKeys = kTensorBytes, kLeft = 4 * kTensorBytes, kAcross = 5 * kTensorBytes,
+                       kQueries = 6 * kTensorBytes;
+  // What each warp has of 12 sums of each lane, of squares of rows of k and q, and of strong rows.
+  __device__ std::uint32_t sums() const { return at + 7 * kTensorBytes; }
+  __device__ std::uint32_t squares() const { return sums() + 12 * 4 * 32 * 4; }
+  __device__ std::uint32_t strong() const { return squares() + 2 * kChunk * 4 * 4; }  // [4][2][16][8]
+  // [16][16], and rows as bits, which warps have found.
+  __device__ std::uint32_t interactions() const { return strong() + 4 * 2 * kChunk * kHalf * 4; }
+  __device__ std::uint32_t found() const { return interactions() + kChunk * kChunk * 4; }
+
+  static constexpr int kBytes =
+      7 * kTensorBytes + 12 * 4 * 32 * 4 + 2 * kChunk * 4 * 4 + 4 * 2 * kChunk * kHalf * 4 + kChunk * kChunk * 4 + 64;
+
+  // Of 16 bytes, chunk c of row `row`. Rows of both halves, which lanes of a warp access together, lie apart.
+  __device__ static std::uint32_t place(int row, int c) {
+    return static_cast<std::uint32_t>(row * kRowBytes + (c ^ row % 8 ^ row / 8 * 4) * 16);
+  }
+};
+
+__device__ inline std::uint32_t load4_bits(std::uint32_t from) {
+  return __float_as_uint(load4(from));
+}
+__device__ inline float2 pair_at(std::uint32_t from) {
+  const std::uint32_t pair = load4_bits(from);
+  return make_float2(low_of(pair), high_of(pair));
+}
+// A barrier of the warpgroup; whether `is` holds in any of its threads.
+__device__ inline bool any_of_warpgroup(int barrier, bool is) {
+  int any;
+  asm volatile(
+      "{\n.reg .pred in, out;\nsetp.ne.b32 in, %1, 0;\n"
+      "bar.red.or.pred out, %2, 128, in;\nselp.b32 %0, 1, 0, out;\n}"
+      : "=r"(any)
+      : "r"(static_cast<int>(is)), "r"(barrier)
+      : "memory");
+  return any != 0;
+}
+
+template <int kD, bool kChannelDecay>
+class ChunkFactors {
+ public:
+  using Memory = FactorMemory<kD>;
+  using Record = ChunkRecord<kD>;
+
+  __device__ ChunkFactors(const DeltaRuleParams& p, std::int64_t b, std::int64_t h, const TokenRange& range,
+                          Memory memory, int barrier)
+      : p_(p),
+        head_(p, h),
+        k_(p.k, p.begin ? 0 : b, range.first, h / p.k_group),
+        q_(p.q, p.begin ? 0 : b, range.first, h / p.q_group),
+        g_(p.g, p.begin ? 0 : b, range.first, h),
+        beta_(p.beta, p.begin ? 0 : b, range.first, h),
+        memory_(memory),
+        count_(range.count),
+        barrier_(barrier),
+        warp_(threadIdx.x / 32 % 4),
+        lane_(threadIdx.x % 32),
+        half_(lane_ / 16),
+        channel_(32 * warp_ + lane_ % 16 * 2) {
+    const auto is_whole = [&](const HeadRows& rows) {
+      const int size = rows.type == DType::f32 ? 4 : 2;
+      return rows.stride == 1 && (reinterpret_cast<std::uintptr_t>(rows.first) | size * rows.token_stride) % 16 == 0;
+    };
+    whole_ = p.d == kD && is_whole(k_) && is_whole(q_) && (!kChannelDecay || is_whole(g_));
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int c = kChannelDecay ? channel_ + i : 0;
+      bias_[i] = c < p.d ? head_.bias(c) : 0;
+    }
+  }
+
+  // Starts loading the chunk from `token` on; the warp's own channels.
+  __device__ void load(std::int64_t token) {
+    if (token >= count_) return;
+    if (warp_ < Memory::kWarps) {
+      if (whole_ && token + kChunk <= count_) {
+        load_whole_rows<2>(memory_.q(), q_, token), load_whole_rows<2>(memory_.k(), k_, token);
+        if (kChannelDecay) {
+          if (g_.type == DType::f32) load_whole_rows<4>(memory_.g(), g_, token);
+          else load_whole_rows<2>(memory_.g(), g_, token);
+        }
+      } else {
+        load_rows(memory_.q(), q_, token), load_rows(memory_.k(), k_, token);
+        if (kChannelDecay) load_rows(memory_.g(), g_, token);
+      }
+    }
+    copy_commit();
+    const std::int64_t own = token + lane_ % 16;
+    if (own >= count_) return;
+    if (!kChannelDecay && g_) g_own_ = g_.one(own);
+    if (beta_) beta_own_ = beta_.one(own);
+  }
+
+  // The record of the chunk from `token` on, which is loaded. Loads the one from `next` on meanwhile.
+  __device__ void write(const Record& record, std::int64_t token, std::int64_t next) {
+    copy_wait<0>();
+    __syncwarp();
+    int rows = static_cast<int>(min(std::int64_t{kChunk}, count_ - token));
+    while (const unsigned left_out = make_products(record, rows)) {
+      if (rows == 0) break;
+      rows = min(__ffs(static_cast<int>(left_out)) - 1, rows - 1);
+      if (warp_ < Memory::kWarps) clear_rows(rows);
+    }
+    load(next);
+    // One warp or another, as they have other chunks to prepare.
+    if (warp_ == static_cast<int>(token / kChunk / 2 % 4)) invert(record);
+  }
+
+ private:
+  // Rows of the chunk to shared memory, the warp's 32 channels, of kSize bytes each.
+  template <int kSize>
+  __device__ void load_whole_rows(std::uint32_t to, const HeadRows& rows, std::int64_t token) const {
+    constexpr int kPieces = 2 * kSize, kRows = 32 / kPieces;  // of 16 bytes to a row, rows at once
+    const int row = lane_ / kPieces, piece = lane_ % kPieces + warp_ * kPieces;
+    const auto* from =
+        static_cast<const std::byte*>(rows.first) + (token + row) * rows.token_stride * kSize + piece * 16;
+    const std::int64_t step = kRows * rows.token_stride * kSize;
+#pragma unroll
+    for (int i = 0; i < kChunk / kRows; ++i, from += step) copy16(to + place(row + i * kRows, piece, kSize), from);
+  }
+  // The same of any rows.
+  __device__ void load_rows(std::uint32_t to, const HeadRows& rows, std::int64_t token) const {
+    const int size = rows.type == DType::f32 ? 4 : 2, each = 16 / size, end = static_cast<int>(p_.d);
+#pragma unroll 1
+    for (int i = lane_; i < kChunk * 2 * size; i += 32) {
+      const int row = i / (2 * size), first = 32 * warp_ + i % (2 * size) * each;
+      const int count = token + row < count_ ? min(end - first, each) : 0;
+      const auto* const from =
+          static_cast<const std::byte*>(rows.first) + ((token + row) * rows.token_stride + first * rows.stride) * size;
+      std::uint32_t x[4] = {};
+#pragma unroll
+      for (int e = 0; e < 8; ++e) {
+        if (e >= count) break;
+        if (size == 4) x[e % 4] = __ldg(reinterpret_cast<const std::uint32_t*>(from) + e * rows.stride);
+        else
+          x[e / 2] |= std::uint32_t{__ldg(reinterpret_cast<const std::uint16_t*>(from) + e * rows.stride)}
+                      << e % 2 * 16;
+      }
+      store16(to + place(row, first * size / 16, size), make_uint4(x[0], x[1], x[2], x[3]));
+    }
+  }
+  // Rows of q and k from `from` on become 0.
+  __device__ void clear_rows(int from) const {
+#pragma unroll 1
+    for (int r = 0; r < kHalf; ++r)
+      if (kHalf * half_ + r >= from) store4(memory_.q() + own_place(r, 2), 0), store4(memory_.k() + own_place(r, 2), 0);
+    __syncwarp();
+  }
+  // Where 16 bytes of a row of elements of `size` bytes lie, as Memory::place().
+  __device__ static std::uint32_t place(int row, int c, int size) {
+    return static_cast<std::uint32_t>(row * size * kD + (c ^ row % 8 ^ row / 8 * 4) * 16);
+  }
+  // Where the lane's two channels of row `r` of its half lie.
+  __device__ std::uint32_t own_place(int r, int size) const {
+    return (half_ * kHalf + r) * size * kD + (channel_ * size / 16 ^ r ^ half_ * 4) * 16 + channel_ * size % 16;
+  }
+
+  // Returns rows, as bits, that are to be left out; 0 if there are none.
+  __device__ unsigned make_products(const Record& record, int rows) {
+    beta_now_ = lane_ % 16 < rows ? (beta_ && p_.has_delta ? head_.beta(beta_own_.one(beta_.type)) : 1.f) : 0.f;
+    unsigned found = 0;  // rows: strong ones, and those to leave out in the upper half
+    if (const unsigned out = __ballot_sync(~0u, !(abs_of(beta_now_) <= 0x1p60f))) found = out << 16;
+    if (warp_ < Memory::kWarps) found |= write_rows(record, rows);
+    if (lane_ == 0) store4(memory_.found() + warp_ * 4, found);
+    if (any_of_warpgroup(barrier_, found != 0)) {
+      const float4 all = load16(memory_.found());
+      found = __float_as_uint(all.x) | __float_as_uint(all.y) | __float_as_uint(all.z) | __float_as_uint(all.w);
+      if (found & 0xffff) {
+        if (warp_ < Memory::kWarps) sum_strong_rows();
+        named_sync(barrier_, 128);
+      }
+    }
+    const unsigned strong = from_first(found & 0xff) & 0xff | from_first(found & 0xff00) & 0xff00;
+    if (warp_ == 3) write_scalars(record, rows);
+    unsigned out = found & 0xffff0000;
+    if (warp_ < 3) out |= finish_products(record, warp_, strong);
+    return any_of_warpgroup(barrier_, out != 0) ? find_left_out(out, rows) : 0;
+  }
+  // The lowest bit, and the seven above it.
+  __device__ static unsigned from_first(unsigned bits) {
+    bits |= bits << 1, bits |= bits << 2;
+    return bits | bits << 4;
+  }
+  __device__ void write_scalars(const Record& record, int rows) const {
+    if (lane_ >= kChunk) return;
+    const float of_key = norm_of(0, lane_);
+    store4(record.prediction_factors() + lane_ * 4, __float_as_uint(of_key));
+    store4(record.output_factors() + lane_ * 4, __float_as_uint(p_.scale * norm_of(1, lane_)));
+    store4(record.write_factors() + lane_ * 4, __float_as_uint(of_key));
+    if (lane_ == 0) store4(record.count(), static_cast<std::uint32_t>(rows));
+  }
+  // Seldom. Rows of products that are out of range, but for those of q that are not finite: these harm their token
+  // alone.
+  __device__ unsigned find_left_out(unsigned out, int rows) const {
+    unsigned no_queries = 0;
+#pragma unroll 1
+    for (int r = 0; warp_ < Memory::kWarps && r < kHalf; ++r) {
+      const int row = kHalf * half_ + r;
+      if (row >= rows) continue;
+      if (has_nonfinite(load4_bits(memory_.q() + own_place(r, 2)))) no_queries |= 1u << row;
+      if (has_nonfinite(load4_bits(memory_.k() + own_place(r, 2)))) out |= 1u << (16 + row);
+    }
+    out = __reduce_or_sync(~0u, out), no_queries = __reduce_or_sync(~0u, no_queries);
+    if (lane_ == 0) store8(memory_.found() + warp_ * 8, __uint_as_float(out), __uint_as_float(no_queries));
+    named_sync(barrier_, 128);
+    out = no_queries = 0;
+#pragma unroll 1
+    for (int w = 0; w < 4; ++w) {
+      const float2 of_warp = load8(memory_.found() + w * 8);
+      out |= __float_as_uint(of_warp.x), no_queries |= __float_as_uint(of_warp.y);
+    }
+    named_sync(barrier_, 128);
+    // Of weights the lower bits, of all else the upper ones.
+    return out >> 16 | (out & 0xffff & ~no_queries);
+  }
+
+  // The lane's g of its rows.
+  __device__ void load_decays(float2 (&g)[kHalf]) const {
+    if (g_.type == DType::f32) {
+#pragma unroll
+      for (int r = 0; r < kHalf; ++r) g[r] = load8(memory_.g() + own_place(r, 4));
+      return;
+    }
+    const bool is_bf16 = g_.type == DType::bf16;
+#pragma unroll
+    for (int r = 0; r < kHalf; ++r) {
+      const std::uint32_t pair = load4_bits(memory_.g() + own_place(r, 2));
+      g[r] =
+          is_bf16 ? make_float2(low_of(pair), high_of(pair)) : __half22float2(*reinterpret_cast<const __half2*>(&pair));
+    }
+  }
+
+  // The rows that products need, and what the warp has of the products within the chunk. Returns strong rows, and in
+  // the upper half those to leave out.
+  __device__ unsigned write_rows(const Record& record, int rows) {
+    float2 g[kHalf];
+    if constexpr (kChannelDecay) {
+      load_decays(g);
+      log2_decays(head_, bias_, g);
+    } else {
+      const float own = g_ ? log2_decay(head_, g_own_.one(g_.type), bias_[0]) : 0;
+#pragma unroll
+      for (int r = 0; r < kHalf; ++r) g[r].x = g[r].y = __shfl_sync(~0u, own, kHalf * half_ + r);
+    }
+    if (rows < kChunk) {
+#pragma unroll
+      for (int r = 0; r < kHalf; ++r)
+        if (kHalf * half_ + r >= rows) g[r] = make_float2(0, 0);
+    }
+    float most = 0;
+#pragma unroll
+    for (int r = 0; r < kHalf; ++r) {
+      m_[r][0] = r > 0 ? m_[r - 1][0] + g[r].x : g[r].x, m_[r][1] = r > 0 ? m_[r - 1][1] + g[r].y : g[r].y;
+      most = fmaxf(most, fmaxf(g[r].x, g[r].y));
+    }
+    const float(&sum)[2] = m_[kHalf - 1];
+    unsigned found = 0;
+    // Without growth the sum is the least.
+    const bool is_usual = most <= 0 && sum[0] >= -kMostDecay && sum[1] >= -kMostDecay;
+    const bool all_usual = __all_sync(~0u, is_usual);
+    if (!all_usual) found = __reduce_or_sync(~0u, find_rows(g));
+    if (p_.l2norm) sum_squares();
+    if (all_usual) write_products<false>(record, is_usual);
+    else write_products<true>(record, is_usual);
+    __syncwarp();
+    multiply_rows(record);
+    return found;
+  }
+  // Strong rows, and in the upper half those whose decays products do not take.
+  __device__ unsigned find_rows(const float2 (&g)[kHalf]) const {
+    unsigned found = 0;
+    float growth[2] = {}, sum[2] = {};
+#pragma unroll
+    for (int r = 0; r < kHalf; ++r) {
+      const int row = kHalf * half_ + r;
+      growth[0] += g[r].x > 0 ? g[r].x : 0, growth[1] += g[r].y > 0 ? g[r].y : 0;
+      sum[0] += g[r].x, sum[1] += g[r].y;
+      if (sum[0] < -kMostDecay || sum[1] < -kMostDecay) found |= 1u << row;
+      if (growth[0] > kMostGrowth || growth[1] > kMostGrowth || isnan(sum[0]) || isnan(sum[1]))
+        found |= 1u << (16 + row);
+    }
+    return found;
+  }
+
+  template <bool kStrong>
+  __device__ void write_products(const Record& record, bool is_usual) const {
+    const float(&sum)[2] = m_[kHalf - 1];
+    const float total[] = {exp2_of(sum[0]), exp2_of(sum[1])};
+    const float other[] = {__shfl_xor_sync(~0u, total[0], 16), __shfl_xor_sync(~0u, total[1], 16)};
+    if (half_ == 0) store8(record.decay() + channel_ * 4, other[0] * total[0], other[1] * total[1]);
+    const float of_rows[] = {half_ ? other[0] : 1.f, half_ ? other[1] : 1.f},
+                of_writes[] = {half_ ? 1.f : other[0], half_ ? 1.f : other[1]};
+    const int panel = channel_ / 64, chunk = channel_ % 64 / 8, in_chunk = channel_ % 8 * 2;
+    const std::uint32_t first = half_ * kHalf * Record::kRowBytes + in_chunk,
+                        rows_at = record.rows() + panel * Record::kPanelBytes + first,
+                        writes_at = record.writes() + panel * Record::kWritePanelBytes + first;
+#pragma unroll
+    for (int r = 0; r < kHalf; ++r) {
+      const std::uint32_t own = memory_.at + own_place(r, 2), place = (chunk ^ r) * 16 + r * Record::kRowBytes;
+      const float2 k = pair_at(own + Memory::kKeys), q = pair_at(own);
+      // Decays from the half's start to the row, their inverse, and from the row to the half's end.
+      float from_start[2], to_start[2], to_end[2];
+      float start_k[2], start_q[2], end_k[2];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        from_start[i] = exp2_of(m_[r][i]), to_start[i] = exp2_of(-m_[r][i]);
+        to_end[i] = total[i] * to_start[i];
+        if (kStrong && !is_usual) to_end[i] = exp2_of(sum[i] - m_[r][i]);
+        const float key = i == 0 ? k.x : k.y;
+        start_k[i] = from_start[i] * key, start_q[i] = from_start[i] * (i == 0 ? q.x : q.y), end_k[i] = to_end[i] * key;
+      }
+      const auto put = [&](std::uint32_t to, float x, float y) { store4(to, pack<__nv_bfloat16>(x, y)); };
+      put(rows_at + place, start_k[0] * of_rows[0], start_k[1] * of_rows[1]);
+      put(rows_at + place + kChunk * Record::kRowBytes, start_q[0] * of_rows[0], start_q[1] * of_rows[1]);
+      put(writes_at + place, end_k[0] * of_writes[0], end_k[1] * of_writes[1]);
+      put(own + Memory::kLeft, to_start[0] * k.x, to_start[1] * k.y);
+      put(own + Memory::kAcross, half_ ? start_k[0] : end_k[0], half_ ? start_k[1] : end_k[1]);
+      if (half_) put(own + Memory::kQueries, start_q[0], start_q[1]);
+    }
+  }
+  // What the warp has of the squares of rows: the diagonals of their products with themselves.
+  __device__ void sum_squares() const {
+#pragma unroll
+    for (int tensor = 0; tensor < 2; ++tensor) {
+      const std::uint32_t rows = tensor == 0 ? memory_.k() : memory_.q();
+      float sum[2][4] = {};
+#pragma unroll
+      for (int step = 0; step < 2; ++step) {
+        std::uint32_t x[4];
+        load_matrices(x, rows + Memory::place(lane_ % 16, 4 * warp_ + 2 * step + lane_ / 16));
+        warp_mma(sum[0], x, x[0], x[2]), warp_mma(sum[1], x, x[1], x[3]);
+      }
+      const float own = lane_ / 4 % 2 ? sum[0][1] : sum[0][0], next = lane_ / 4 % 2 ? sum[1][3] : sum[1][2];
+      if (lane_ / 4 / 2 != lane_ % 4) continue;
+      const std::uint32_t to = memory_.squares() + ((tensor * kChunk + lane_ / 4) * 4 + warp_) * 4;
+      store4(to, __float_as_uint(own)), store4(to + kHalf * 16, __float_as_uint(next));
+    }
+  }
+
+  // The warp's part of products of rows, over its 32 channels: 12 sums a lane, as they lie in three tiles of A and of
+  // P: those of the first half's tokens with each other, of the second half's with the first's, and with each other.
+  __device__ void multiply_rows(const Record& record) const {
+    float a[3][4] = {}, w[3][4] = {};
+    const int row = lane_ % 16, second = lane_ / 16;
+    std::uint32_t across[4];
+    load_matrices(across, memory_.at + Memory::kAcross + Memory::place(lane_ % 8, 4 * warp_ + lane_ / 8));
+#pragma unroll
+    for (int step = 0; step < 2; ++step) {
+      const int chunk = 4 * warp_ + 2 * step + second, panel = chunk / 8;
+      const std::uint32_t first = record.rows() + panel * Record::kPanelBytes;
+      std::uint32_t k[4], q[4], left[4];
+      load_matrices(k, row < kHalf ? first + Record::place(row, chunk % 8)
+                                   : memory_.at + Memory::kAcross + Memory::place(row, chunk));
+      load_matrices(q, row < kHalf ? first + Record::place(kChunk + row, chunk % 8)
+                                   : memory_.at + Memory::kQueries + Memory::place(row, chunk));
+      load_matrices(left, memory_.at + Memory::kLeft +
+                              Memory::place(lane_ % 8 + lane_ / 16 * 8, 4 * warp_ + 2 * step + lane_ / 8 % 2));
+      warp_mma(a[0], k, left[0], left[1]), warp_mma(w[0], q, left[0], left[1]);
+      warp_mma(a[1], k, across[2 * step], across[2 * step + 1]),
+          warp_mma(w[1], q, across[2 * step], across[2 * step + 1]);
+      warp_mma(a[2], k, left[2], left[3]), warp_mma(w[2], q, left[2], left[3]);
+    }
+    const std::uint32_t own = memory_.sums() + (warp_ * 32 + lane_) * 16;
+#pragma unroll
+    for (int tile = 0; tile < 3; ++tile) {
+      const int first = tile == 0 ? 0 : 2;
+      store16(own + tile * 4 * 32 * 16,
+              make_uint4(__float_as_uint(a[tile][first]), __float_as_uint(a[tile][first + 1]),
+                         __float_as_uint(w[tile][first]), __float_as_uint(w[tile][first + 1])));
+    }
+  }
+
+  // The same within halves by ordinary arithmetic, of two channels a lane.
+  __device__ void sum_strong_rows() const {
+    float2 k[kHalf];
+#pragma unroll
+    for (int j = 0; j < kHalf; ++j) k[j] = pair_at(memory_.k() + own_place(j, 2));
+#pragma unroll
+    for (int t = 0; t < kHalf; ++t) {
+      const float2 q = pair_at(memory_.q() + own_place(t, 2));
+#pragma unroll
+      for (int j = 0; j <= t; ++j) {
+        const float x = exp2_of(m_[t][0] - m_[j][0]) * k[j].x, y = exp2_of(m_[t][1] - m_[j][1]) * k[j].y;
+        float a = fmaf(x, k[t].x, y * k[t].y), w = fmaf(x, q.x, y * q.y);
+#pragma unroll
+        for (int bit = 8; bit > 0; bit /= 2) a += __shfl_xor_sync(~0u, a, bit), w += __shfl_xor_sync(~0u, w, bit);
+        if (lane_ % 16 == 0) {
+          const std::uint32_t at = memory_.strong() + ((warp_ * 2 * kChunk + kHalf * half_ + t) * kHalf + j) * 4;
+          store4(at, __float_as_uint(a)), store4(at + kChunk * kHalf * 4, __float_as_uint(w));
+        }
+      }
+    }
+  }
+
+  // What gives row `row` of k (0) or q (1) a norm of 1.
+  __device__ float norm_of(int tensor, int row) const {
+    if (!p_.l2norm) return 1;
+    const float4 x = load16(memory_.squares() + (tensor * kChunk + row) * 16);
+    return norm_factor(Memory::kWarps == 4 ? x.x + x.y + x.z + x.w : x.x + x.y);
+  }
+
+  // Adds up what warps have of a tile; A to interactions(), P to the record. Returns rows that are to be left out: of
+  // P, and in the upper half of A.
+  __device__ unsigned finish_products(const Record& record, int tile, unsigned strong) const {
+    const int row = lane_ / 4 + (tile > 0 ? kHalf : 0), column = lane_ % 4 * 2 + (tile == 2 ? kHalf : 0);
+    float4 sum = make_float4(0, 0, 0, 0);  // two of A, two of P
+#pragma unroll
+    for (int w = 0; w < Memory::kWarps; ++w) {
+      const float4 x = load16(memory_.sums() + ((tile * 4 + w) * 32 + lane_) * 16);
+      sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
+    }
+    if (tile != 1 && (strong >> row & 1)) {
+      sum = make_float4(0, 0, 0, 0);
+      for (int w = 0; w < Memory::kWarps; ++w) {
+        const std::uint32_t at = memory_.strong() + ((w * 2 * kChunk + row) * kHalf + column % kHalf) * 4;
+        const float2 a = load8(at), p = load8(at + kChunk * kHalf * 4);
+        sum.x += a.x, sum.y += a.y, sum.z += p.x, sum.w += p.y;
+      }
+    }
+    const float of_columns[] = {norm_of(0, column), norm_of(0, column + 1)}, of_k = norm_of(0, row),
+                of_q = p_.scale * norm_of(1, row), beta = __shfl_sync(~0u, beta_now_, row);
+    float a[] = {sum.x * of_k * of_columns[0] * beta, sum.y * of_k * of_columns[1] * beta},
+          p[] = {sum.z * of_q * of_columns[0], sum.w * of_q * of_columns[1]};
+    bool is_in[2] = {true, true};
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (column + i >= row || !p_.has_delta) a[i] = 0;
+      if (column + i > row) p[i] = 0;
+      is_in[0] &= abs_of(a[i]) <= kMostInteraction, is_in[1] &= abs_of(p[i]) <= kMostWeight;
+    }
+    store8(memory_.interactions() + (row * kChunk + column) * 4, a[0], a[1]);
+    const std::uint32_t at = record.weights() + (row * kChunk + column) * 2;
+    store4(at, pack<__nv_bfloat16>(p[0], p[1]));
+    if (tile == 0) store4(at + kHalf * 2, 0);  // above the diagonal
+    return static_cast<unsigned>(!is_in[0]) << row << 16 | static_cast<unsigned>(!is_in[1]) << row;
+  }
+
+  // T = (I + A)^-1 diag(beta): each lane solves for a column.
+  __device__ void invert(const Record& record) const {
+    const int column = lane_ % kChunk;
+    const float beta = __shfl_sync(~0u, beta_now_, column);
+    float x[kChunk];
+#pragma unroll
+    for (int t = 0; t < kChunk; ++t) {
+      float sum[2] = {t == column ? 1.f : 0.f, 0};
+#pragma unroll
+      for (int i = 0; i < t; i += 4) {
+        const float4 a = load16(memory_.interactions() + (t * kChunk + i) * 4);
+        sum[0] = fmaf(-a.x, x[i], sum[0]);
+        if (i + 1 < t) sum[1] = fmaf(-a.y, x[i + 1], sum[1]);
+        if (i + 2 < t) sum[0] = fmaf(-a.z, x[i + 2], sum[0]);
+        if (i + 3 < t) sum[1] = fmaf(-a.w, x[i + 3], sum[1]);
+      }
+      x[t] = sum[0] + sum[1];
+    }
+    if (lane_ >= kChunk) return;
+#pragma unroll
+    for (int t = 0; t < kChunk; ++t) {
+      const std::uint16_t bits = __bfloat16_as_ushort(__float2bfloat16_rn(x[t] * beta));
+      asm volatile("st.shared.b16 [%0], %1;" ::"r"(record.inverse() + (t * kChunk + column) * 2), "h"(bits) : "memory");
+    }
+  }
+
+  const DeltaRuleParams& p_;
+  const DeltaHead head_;
+  const HeadRows k_, q_, g_, beta_;
+  const Memory memory_;
+  const std::int64_t count_;
+  const int barrier_, warp_, lane_, half_, channel_;  // the lane's half of the rows, and its first of two channels
+  bool whole_;                                        // rows are whole and can be copied
+  float bias_[2];
+  FourElements g_own_{}, beta_own_{};  // of the token of row lane % 16
+  float beta_now_ = 0;
+  float m_[kHalf][2];  // sums of log decays from the half's start
+};
+
+}  // namespace rapt::cuda

@@ -1,0 +1,338 @@
+// The state of delta_rule_prefill, 64 columns of it, in a warpgroup's registers from the first token to the last.
+#pragma once
+
+#include "cuda/hopper/fragment.cuh"
+#include "cuda/kernels/delta_rule_chunk.cuh"
+
+namespace rapt::cuda {
+
+// S^T [64, kD] as wgmma leaves it: element 4 j + 2 i + b of a lane belongs to column row_of(i) of the state and channel
+// 8 j + 2 (lane % 4) + b.
+template <int kD>
+class ChunkState {
+ public:
+  using Record = ChunkRecord<kD>;
+
+  __device__ ChunkState(const DeltaRuleParams& p, std::int64_t b, std::int64_t h, const TokenRange& range, int column)
+      : p_(p),
+        b_(b),
+        h_(h),
+        first_(range.first),
+        count_(range.count),
+        warp_(threadIdx.x / 32 % 4),
+        lane_(threadIdx.x % 32),
+        column_(column + 16 * warp_),
+        v_(p.v, p.begin ? 0 : b, range.first, h / p.v_group),
+        out_(token_at(p.out.stride, p.begin ? 0 : b, range.first, h)) {
+    const auto are_pairs = [](const void* data, std::int64_t at, std::int64_t token_stride, std::int64_t stride) {
+      return stride == 1 && ((reinterpret_cast<std::uintptr_t>(data) / 2 + at) | token_stride) % 2 == 0;
+    };
+    pairs_ = column + 64 <= p.dv && are_pairs(v_.first, 0, v_.token_stride, v_.stride) && p.out.type != DType::f32 &&
+             are_pairs(p.out.data, out_, p.out.stride.s, p.out.stride.d);
+  }
+
+  // From memory or to it.
+  __device__ void load(const StateRows& rows, std::int64_t slot) {
+    const bool is_given = rows && slot >= 0;
+    each([&](float& x, int c, int column) {
+      const bool is_there = is_given && c < p_.d && column < p_.dv;
+      x = is_there ? cuda::load(rows.data, rows.type, rows.at(slot, h_) + c * rows.d_stride + column * rows.dv_stride)
+                   : 0;
+    });
+    round();
+  }
+  __device__ void store(const StateRows& rows, std::int64_t slot) {
+    if (!rows || slot < 0) return;
+    each([&](float& x, int c, int column) {
+      if (c < p_.d && column < p_.dv)
+        cuda::store(rows.data, rows.type, rows.at(slot, h_) + c * rows.d_stride + column * rows.dv_stride, x);
+    });
+  }
+
+  // Starts loading v of the chunk from `token` on.
+  __device__ void load_values(std::int64_t token) {
+    if (pairs_ && token + kChunk <= count_) {
+      const auto* const from =
+          static_cast<const std::uint16_t*>(v_.first) + (token + lane_ / 4) * v_.token_stride + pair_column(0);
+#pragma unroll
+      for (int n = 0; n < 2; ++n)
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+          v_ahead_[n][i] = __ldg(reinterpret_cast<const std::uint32_t*>(from + 8 * n * v_.token_stride + 8 * i));
+      return;
+    }
+#pragma unroll
+    for (int n = 0; n < 2; ++n)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const std::int64_t at = token + 8 * n + lane_ / 4;
+        v_ahead_[n][i] = at < count_ ? load_pair(v_, at, pair_column(i), static_cast<int>(p_.dv)) : 0;
+      }
+  }
+
+  // What the chunk's tokens, of which `rows` are in the record, do to the state, and read from it. `done` is called
+  // when the record is not needed any more.
+  template <class Done>
+  __device__ void advance(const Record& record, std::int64_t token, const Done& done) {
+    const int rows = static_cast<int>(__float_as_uint(load4(record.count())));
+    float sums[16] = {};  // of predictions, then of read-outs
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < kD / 16; ++step)
+      wgmma_abt<__nv_bfloat16>(sums, rounded_ + 4 * step,
+                               matrix_at(record.rows() + step / 4 * Record::kPanelBytes) + step % 4 * 2, step > 0);
+    wgmma_commit();
+    decay(record);
+    float u[2][4], out[2][4];
+    int unknown_from[2] = {kChunk, kChunk};  // v of either column is not finite
+    const bool any_unknown = take_values(u, rows, unknown_from);
+    load_values(token + kChunk);
+    float prediction_factor[2][2], output_factor[2][2];
+    load_factors(prediction_factor, record.prediction_factors()), load_factors(output_factor, record.output_factors());
+    std::uint32_t inverse[4], weights[4];
+    const std::uint32_t place = ((lane_ % 8 + lane_ / 16 * 8) * kChunk + lane_ / 8 % 2 * 8) * 2;
+    load_matrices(inverse, record.inverse() + place), load_matrices(weights, record.weights() + place);
+    wgmma_wait<0>();
+    pin(sums);
+#pragma unroll
+    for (int n = 0; n < 2; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (p_.has_delta) u[n][i] = fmaf(-prediction_factor[n][i % 2], sums[4 * n + i], u[n][i]);
+        out[n][i] = output_factor[n][i % 2] * sums[8 + 4 * n + i];
+      }
+    std::uint32_t left[4];
+    as_left(left, u);
+    zero(u);
+    warp_mma(u[0], left, inverse[0], inverse[1]), warp_mma(u[1], left, inverse[2], inverse[3]);
+    as_left(left, u);
+    float write_factor[2][2];
+    load_factors(write_factor, record.write_factors());
+#pragma unroll
+    for (int n = 0; n < 2; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) u[n][i] *= write_factor[n][i % 2];
+    std::uint32_t written[4];
+    as_left(written, u);
+    pin(s_);
+    wgmma_fence();
+    wgmma_ab<__nv_bfloat16>(s_, written, matrix_at(record.writes(), Record::kWritePanelBytes), 1);
+    wgmma_commit();
+    warp_mma(out[0], left, weights[0], weights[1]), warp_mma(out[1], left, weights[2], weights[3]);
+    if (any_unknown) make_unknown(out, unknown_from);
+    store_out(out, token, rows);
+    wgmma_wait<0>();
+    pin(s_);
+    done();
+    if (any_unknown) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        if (unknown_from[i] < kChunk)
+#pragma unroll
+          for (int j = 0; j < kD / 2; j += 4) s_[j + 2 * i] = s_[j + 2 * i + 1] = __int_as_float(0x7fffffff);
+    }
+    for (std::int64_t at = token + rows; at < min(token + kChunk, count_); ++at) recur(at);
+    round();
+  }
+
+ private:
+  __device__ int row_of(int i) const {
+    return lane_ / 4 + 8 * i;
+  }
+  __device__ int pair_column(int i) const {
+    return column_ + 8 * i + lane_ % 4 * 2;
+  }
+  template <class Take>
+  __device__ void each(const Take& take) {
+#pragma unroll
+    for (int j = 0; j < kD / 2; ++j) take(s_[j], j / 4 * 8 + lane_ % 4 * 2 + j % 2, column_ + row_of(j / 2 % 2));
+  }
+  __device__ void round() {
+#pragma unroll
+    for (int j = 0; j < kD / 4; ++j) rounded_[j] = pack<__nv_bfloat16>(s_[2 * j], s_[2 * j + 1]);
+  }
+  __device__ static void zero(float (&x)[2][4]) {
+#pragma unroll
+    for (auto& four : x)
+#pragma unroll
+      for (float& y : four) y = 0;
+  }
+  __device__ static void as_left(std::uint32_t (&to)[4], const float (&x)[2][4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) to[i] = pack<__nv_bfloat16>(x[i / 2][i % 2 * 2], x[i / 2][i % 2 * 2 + 1]);
+  }
+  __device__ void load_factors(float (&to)[2][2], std::uint32_t from) const {
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      const float2 pair = load8(from + (8 * n + lane_ % 4 * 2) * 4);
+      to[n][0] = pair.x, to[n][1] = pair.y;
+    }
+  }
+  __device__ void decay(const Record& record) {
+#pragma unroll
+    for (int j = 0; j < kD / 8; ++j) {
+      const float2 factor = load8(record.decay() + (8 * j + lane_ % 4 * 2) * 4);
+      s_[4 * j] *= factor.x, s_[4 * j + 1] *= factor.y, s_[4 * j + 2] *= factor.x, s_[4 * j + 3] *= factor.y;
+    }
+  }
+
+  // The loaded v of the chunk's first `rows` tokens. What is not finite counts as 0, until the column's results and
+  // state are made unknown, from there on.
+  __device__ bool take_values(float (&v)[2][4], int rows, int (&unknown_from)[2]) const {
+    bool any = false;
+#pragma unroll
+    for (int n = 0; n < 2; ++n)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int token = 8 * n + lane_ % 4 * 2;
+        const std::uint32_t pair = transpose(v_ahead_[n][i]);
+        v[n][2 * i] = low_of(pair), v[n][2 * i + 1] = high_of(pair);
+        if (rows < kChunk) {
+          if (token >= rows) v[n][2 * i] = 0;
+          if (token + 1 >= rows) v[n][2 * i + 1] = 0;
+        }
+        any |= has_nonfinite(pair);
+      }
+    if (!__any_sync(~0u, any)) return false;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+#pragma unroll
+      for (int n = 1; n >= 0; --n)
+#pragma unroll
+        for (int b = 1; b >= 0; --b)
+          if (!isfinite(v[n][2 * i + b])) v[n][2 * i + b] = 0, unknown_from[i] = 8 * n + lane_ % 4 * 2 + b;
+#pragma unroll
+      for (int bit = 1; bit <= 2; bit *= 2)
+        unknown_from[i] = min(unknown_from[i], __shfl_xor_sync(~0u, unknown_from[i], bit));
+    }
+    return true;
+  }
+  __device__ void make_unknown(float (&out)[2][4], const int (&unknown_from)[2]) const {
+#pragma unroll
+    for (int n = 0; n < 2; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        if (8 * n + lane_ % 4 * 2 + i % 2 >= unknown_from[i / 2]) out[n][i] = __int_as_float(0x7fffffff);
+  }
+
+  __device__ void store_out(const float (&out)[2][4], std::int64_t token, int rows) const {
+    void* const to = const_cast<void*>(p_.out.data);
+    const Strides& stride = p_.out.stride;
+    if (pairs_ && rows == kChunk) {
+      auto* const first = static_cast<std::uint16_t*>(to) + out_ + (token + lane_ / 4) * stride.s + pair_column(0);
+      const bool is_bf16 = p_.out.type == DType::bf16;
+#pragma unroll
+      for (int n = 0; n < 2; ++n)
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const float* const x = out[n] + 2 * i;
+          *reinterpret_cast<std::uint32_t*>(first + 8 * n * stride.s + 8 * i) =
+              transpose(is_bf16 ? pack<__nv_bfloat16>(x[0], x[1]) : pack<__half>(x[0], x[1]));
+        }
+      return;
+    }
+#pragma unroll
+    for (int n = 0; n < 2; ++n)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float* const x = out[n] + 2 * i;
+        if (p_.out.type == DType::f32) {
+          const int column = column_ + row_of(i);
+#pragma unroll
+          for (int b = 0; b < 2; ++b)
+            if (const int at = 8 * n + lane_ % 4 * 2 + b; at < rows && column < p_.dv)
+              cuda::store(to, DType::f32, out_ + (token + at) * stride.s + column * stride.d, x[b]);
+          continue;
+        }
+        const std::uint32_t pair =
+            transpose(p_.out.type == DType::f16 ? pack<__half>(x[0], x[1]) : pack<__nv_bfloat16>(x[0], x[1]));
+        const int at = 8 * n + lane_ / 4, column = pair_column(i);
+        auto* const first = static_cast<std::uint16_t*>(to) + out_ + (token + at) * stride.s + column * stride.d;
+        if (at >= rows || column >= p_.dv) continue;
+        if (column + 1 < p_.dv && stride.d == 1 && reinterpret_cast<std::uintptr_t>(first) % 4 == 0) {
+          *reinterpret_cast<std::uint32_t*>(first) = pair;
+        } else {
+          first[0] = static_cast<std::uint16_t>(pair);
+          if (column + 1 < p_.dv) first[stride.d] = static_cast<std::uint16_t>(pair >> 16);
+        }
+      }
+  }
+
+  // One token by the recurrence.
+  __device__ void recur(std::int64_t token) {
+    const DeltaHead head(p_, h_);
+    const std::int64_t b = p_.begin ? 0 : b_, at = first_ + token;
+    const HeadRows k_rows(p_.k, b, at, h_ / p_.k_group), q_rows(p_.q, b, at, h_ / p_.q_group), g_rows(p_.g, b, at, h_);
+    const int d = static_cast<int>(p_.d), dv = static_cast<int>(p_.dv);
+    const auto pair_of = [&](const HeadRows& rows, int j) {
+      const std::uint32_t pair = load_pair(rows, 0, j + lane_ % 4 * 2, d);
+      return make_float2(low_of(pair), high_of(pair));
+    };
+    float k_factor = 1, q_factor = p_.scale;
+    if (p_.l2norm) {
+      float squares[2] = {};
+#pragma unroll 1
+      for (int j = 0; j < kD; j += 8) {
+        const float2 k = pair_of(k_rows, j), q = pair_of(q_rows, j);
+        squares[0] = fmaf(k.x, k.x, fmaf(k.y, k.y, squares[0])),
+        squares[1] = fmaf(q.x, q.x, fmaf(q.y, q.y, squares[1]));
+      }
+      k_factor = norm_factor(over_four(squares[0])), q_factor *= norm_factor(over_four(squares[1]));
+    }
+    const auto decay_at = [&](int c) {
+      if (!g_rows || c >= d) return 1.f;
+      const bool of_channel = p_.decay == Decay::channel;
+      const float g = cuda::load(g_rows.first, g_rows.type, of_channel ? c * g_rows.stride : 0),
+                  log2 = log2_decay(head, g, head.bias(of_channel ? c : 0));
+      return exp2_of(log2 > kMostLog2 ? kMostLog2 : log2);
+    };
+    float x[2] = {}, y[2] = {}, u[2];
+    for_each_four(s_, [&](int j, float(&s)[4]) {
+      const int c = j + lane_ % 4 * 2;
+      const float2 k = pair_of(k_rows, j);
+      const float factor[] = {decay_at(c), decay_at(c + 1)}, key[] = {k.x * k_factor, k.y * k_factor};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) s[i] *= factor[i % 2], x[i / 2] = fmaf(s[i], key[i % 2], x[i / 2]);
+    });
+    const float beta = p_.beta ? head.beta(cuda::load(HeadRows(p_.beta, b, at, h_).first, p_.beta.type, 0)) : 1;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int column = column_ + row_of(i);
+      const float v = column < dv ? cuda::load(v_.first, DType::bf16, token * v_.token_stride + column * v_.stride) : 0;
+      u[i] = p_.has_delta ? beta * (v - over_four(x[i])) : v;
+    }
+    for_each_four(s_, [&](int j, float(&s)[4]) {
+      const float2 k = pair_of(k_rows, j), q = pair_of(q_rows, j);
+      const float key[] = {k.x * k_factor, k.y * k_factor}, query[] = {q.x * q_factor, q.y * q_factor};
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        s[i] = fmaf(key[i % 2], u[i / 2], s[i]), y[i / 2] = fmaf(s[i], query[i % 2], y[i / 2]);
+    });
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int column = column_ + row_of(i);
+      const float out = over_four(y[i]);
+      if (lane_ % 4 == 0 && column < dv)
+        cuda::store(const_cast<void*>(p_.out.data), p_.out.type,
+                    out_ + token * p_.out.stride.s + column * p_.out.stride.d, out);
+    }
+  }
+  // The sum over the four lanes that share a column.
+  __device__ static float over_four(float x) {
+    x += __shfl_xor_sync(~0u, x, 1);
+    return x + __shfl_xor_sync(~0u, x, 2);
+  }
+  static constexpr float kMostLog2 = 88.02f * 1.44269504f;  // what decays stay at
+
+  const DeltaRuleParams& p_;
+  const std::int64_t b_, h_, first_, count_;
+  const int warp_, lane_, column_;
+  const HeadRows v_;
+  const std::int64_t out_;
+  float s_[kD / 2];
+  std::uint32_t rounded_[kD / 4];  // S in bf16, as products' left operands
+  std::uint32_t v_ahead_[2][2];
+  bool pairs_;  // of v and out, whole columns, two at once
+};
+
+}  // namespace rapt::cuda
