@@ -1,7 +1,7 @@
 """torch.distributed.tensor.experimental.context_parallel on CPUs, where PyTorch has no attention for it.
 
 PyTorch replaces scaled_dot_product_attention by a function that makes its arguments DTensors, spread along the
-sequence, and then calls the function that it has replaced: rapt's. Only this file reads PyTorch's private attributes
+sequence, and then calls the function that it has replaced: rapt's. Only this file uses PyTorch's private attributes
 for that. The case private_parts of python/tests/context_parallel_cases.py fails if PyTorch changes them.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -50,6 +51,9 @@ def attention(
     from rapt._distributed_check import agree, ranks_of
 
     private: Any = sys.modules[_PRIVATE]
+    if isinstance(private._replaced_functions, dict):
+        # PyTorch never removes its function, and with it the mesh: gloo's threads would crash as the program ends.
+        private._replaced_functions = WeakKeyDictionary(private._replaced_functions)
     mesh, placements = query.device_mesh, query.placements
     wrong = ""
     for name, given, wanted in (("attn_mask", attn_mask is not None, "None"), ("dropout_p", dropout_p != 0, "0")):

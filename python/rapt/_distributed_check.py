@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -40,10 +41,17 @@ _LENGTH = 32  # entries, padded: ranks that call different methods can compare
 
 
 class Ranks(NamedTuple):
-    group: Any
+    held: weakref.ref[Any]  # autograd keeps this: a group with threads must not outlive destroy_process_group()
     rank: int
     size: int
     method: str  # the function of rapt.distributed that exchanges messages
+
+    @property
+    def group(self) -> Any:
+        group = self.held()
+        if group is None:
+            raise ValueError("group: got one that is destroyed; wanted backward() before destroy_process_group()")
+        return group
 
     @property
     def numbers(self) -> list[int]:
@@ -106,7 +114,7 @@ def ranks_of(group: Group, method: str) -> Ranks:
     rank = dist.get_rank(group)
     if rank < 0:
         raise ValueError("group: got a group without this process; wanted one that it is a member of")
-    return Ranks(group, rank, dist.get_world_size(group), method)
+    return Ranks(weakref.ref(group), rank, dist.get_world_size(group), method)
 
 
 class Numbers(int):

@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import weakref
 
 import torch
 import torch.distributed as dist
@@ -90,7 +91,7 @@ def context_parallel_refuses(rank, ranks):
 
 
 def private_parts(rank, ranks):
-    """What rapt._context_parallel reads of PyTorch: an error here says what a new version has changed."""
+    """What rapt._context_parallel uses of PyTorch: an error here says what a new version has changed."""
     from torch.distributed.tensor import DTensor, Shard
     from torch.distributed.tensor.experimental import _context_parallel as package
     from torch.distributed.tensor.experimental._context_parallel import _attention as private
@@ -109,6 +110,16 @@ def private_parts(rank, ranks):
         assert not _context_parallel.is_spread(DTensor.from_local(x, mesh, [Shard(1)], run_check=False))
         assert not _context_parallel.is_spread(x)
     assert not _context_parallel.replaced() and not _context_parallel.is_spread(spread)
+
+
+def context_parallel_does_not_hold_its_mesh(rank, ranks):
+    """Or the threads of the mesh's groups would still run, after destroy_process_group(), as the program ends."""
+    mesh, x = _mesh(ranks), torch.randn(1, 2, 16 * ranks, 8)
+    with rapt.torch.enabled(), _parallel(mesh, x, dim=2):
+        functional.scaled_dot_product_attention(x, x, x)
+    alive = weakref.ref(mesh)
+    del mesh
+    assert alive() is None
 
 
 class Block(nn.Module):
@@ -180,7 +191,5 @@ def a_llama_trains_as_on_one_process(rank, ranks):
                 optimizer.step()
 
 
-CASES = {
-    case.__name__: case
-    for case in (private_parts, context_parallel_attention, context_parallel_refuses, a_llama_trains_as_on_one_process)
-}
+_CASES = (private_parts, context_parallel_attention, context_parallel_refuses, context_parallel_does_not_hold_its_mesh)
+CASES = {case.__name__: case for case in (*_CASES, a_llama_trains_as_on_one_process)}

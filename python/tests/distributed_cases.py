@@ -9,6 +9,7 @@ import itertools
 import os
 import time
 import traceback
+import weakref
 from datetime import timedelta
 from unittest import mock
 
@@ -318,6 +319,20 @@ def refusals(rank, ranks):
         assert torch.equal(all_gather_attention(q, k, v, group=group), rapt.attention(q, k, v))
 
 
+def results_do_not_hold_groups(rank, ranks):
+    """Or a group's threads would still run, after destroy_process_group(), as the program ends."""
+    parts = parted((12, 12, 48, 48), torch.float32, balanced=False)[:3]
+    for method in METHODS:
+        group = dist.new_group()
+        out = method(*parts, group=group)
+        alive = weakref.ref(group)
+        dist.destroy_process_group(group)
+        del group
+        assert alive() is None
+        with raises(ValueError, "group: got one that is destroyed"):
+            out.sum().backward()
+
+
 def nothing_hangs(rank, ranks):
     """If a rank does not call, or dies within a call, the others raise. The last case, as not all ranks survive it."""
     q, k, v = (shard_sequence(x, 2) for x in inputs(12, 4, 48, 48, torch.float32)[:3])
@@ -342,7 +357,7 @@ CASES = {
     for dtype in (torch.float32, torch.bfloat16, torch.float16)
 }
 _OTHERS = (few_rows, empty_rows, packed, same_bits_again, losses_that_differ, no_second_derivatives)
-for _case in (*_OTHERS, shards, ring_messages, disagreements, refusals):
+for _case in (*_OTHERS, shards, ring_messages, disagreements, refusals, results_do_not_hold_groups):
     CASES[_case.__name__] = _case
 
 
