@@ -15,6 +15,7 @@ import rapt.distributed
 import rapt.torch
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # before there is a group, which it would keep: gloo's threads would crash as Python ends
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.experimental import context_parallel

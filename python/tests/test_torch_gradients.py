@@ -430,6 +430,8 @@ def test_training(run):
 
 
 def _train_on(rank, store, path):
+    import torch.distributed.nn  # before there is a group, which it would keep: gloo's threads would crash as Python ends
+
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", store=torch.distributed.FileStore(store, 2), rank=rank, world_size=2)
     torch.manual_seed(0)
