@@ -70,14 +70,16 @@ def _calls_delta_rule(layer: Any) -> bool:
 
 
 def _runs_here(query: Tensor, key: Tensor, value: Tensor, kwargs: dict[str, Any]) -> bool:
-    """On GPUs without gradients; where flash-linear-attention is there, prompts only by an entry for prompts, which is faster."""
+    """On GPUs without gradients; where flash-linear-attention is there, prompts only with decays of channels, where rapt is faster."""
     if not query.is_cuda:
         return query.device.type == "cpu"
     if _refusals.needs_grad(query, key, value, *(x for x in kwargs.values() if isinstance(x, Tensor))):
         return False
     if query.shape[1] == 1 or not _has_fla():
         return _refusals.cuda_runs("delta_rule")
-    return query.dtype == torch.bfloat16 and _refusals.cuda_runs("delta_rule", "prefill", "bf16")
+    g = kwargs.get("g")
+    is_kda = g is not None and g.ndim == 4 and {x.dtype for x in (query, key, value)} == {torch.bfloat16}
+    return is_kda and _refusals.cuda_prefills("delta_rule", "bf16", max(key.shape[-1], value.shape[-1]))
 
 
 @cache

@@ -159,10 +159,20 @@ def _cuda_entries() -> list[Entry]:
 
 
 @cache
-def cuda_runs(operation: str, phase: str = "", dtype: str = "") -> bool:
-    """Whether a GPU here can run an operation; with `phase` and `dtype`, by an entry made for that phase that takes the type."""
+def cuda_runs(operation: str) -> bool:
+    """Whether a GPU here can run an operation."""
+    return any(entry["operation"] == operation and not entry["unusable"] for entry in _cuda_entries())
+
+
+@cache
+def cuda_prefills(operation: str, dtype: str, head_dim: int) -> bool:
+    """Whether a GPU here can run an operation by an entry made for prompts."""
     return any(
-        entry["operation"] == operation and not entry["unusable"] and entry["phase"].endswith(phase) and dtype in ("", *entry["dtypes"])
+        entry["operation"] == operation
+        and entry["phase"] == "prefill"
+        and not entry["unusable"]
+        and dtype in entry["dtypes"]
+        and head_dim <= entry["max_head_dim"]
         for entry in _cuda_entries()
     )
 
@@ -204,6 +214,7 @@ def _cuda_head_dims(dtype: torch.dtype) -> tuple[int, tuple[tuple[int, int, int]
 
 
 cuda_runs._dynamo_marked_constant = True  # type: ignore[attr-defined]
+cuda_prefills._dynamo_marked_constant = True  # type: ignore[attr-defined]
 _cuda_refusal._dynamo_marked_constant = True  # type: ignore[attr-defined]
 _cuda_head_dims._dynamo_marked_constant = True  # type: ignore[attr-defined]
 

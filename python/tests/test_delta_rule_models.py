@@ -111,27 +111,27 @@ def test_which_calls_on_a_gpu_are_ours(monkeypatch):
     class OnGpu:
         is_cuda, requires_grad = True, False
 
-        def __init__(self, tokens, dtype):
-            self.shape, self.dtype = (1, tokens, 2, 16), dtype
+        def __init__(self, shape, dtype):
+            self.shape, self.ndim, self.dtype = shape, len(shape), dtype
 
-    def ours(tokens, has_fla, entries=("all", "prefill"), grad=False, dtype=torch.bfloat16):
+    def entry(phase, **facts):
+        return {"operation": "delta_rule", "phase": phase, "unusable": "", "dtypes": ["bf16"], "max_head_dim": 128} | facts
+
+    def ours(tokens, has_fla, entries=("all", "prefill"), grad=False, dtype=torch.bfloat16, channels=True, head_dim=16):
         monkeypatch.setattr(_model_delta_rule, "_has_fla", lambda: has_fla)
         monkeypatch.setattr(rapt._refusals, "_cuda_entries", lambda: [entry(phase) for phase in entries])
-        rapt._refusals.cuda_runs.cache_clear()
-        x = OnGpu(tokens, dtype)
-        weights = torch.ones(1, requires_grad=grad)
-        return _model_delta_rule._runs_here(x, x, x, {"g": weights, "beta": None})
-
-    def entry(phase):
-        dtypes = ["bf16"] if phase == "prefill" else ["f32", "bf16", "f16"]
-        return {"operation": "delta_rule", "phase": phase, "dtypes": dtypes, "unusable": ""}
+        rapt._refusals.cuda_runs.cache_clear(), rapt._refusals.cuda_prefills.cache_clear()
+        q, k = OnGpu((1, tokens, 2, head_dim), torch.bfloat16), OnGpu((1, tokens, 2, head_dim), dtype)
+        g = OnGpu((1, tokens, 2, head_dim) if channels else (1, tokens, 2), dtype)
+        return _model_delta_rule._runs_here(q, k, k, {"g": g, "beta": torch.ones(1, requires_grad=grad)})
 
     try:
-        assert ours(1, True) and ours(1, False) and ours(70, False) and ours(70, True)
-        assert not ours(70, True, dtype=torch.float16) and not ours(70, True, entries=("all", "decode"))
+        assert ours(1, True) and ours(1, False) and ours(70, False, channels=False) and ours(70, True)
+        assert not ours(70, True, channels=False) and not ours(70, True, dtype=torch.float32)
+        assert not ours(70, True, entries=("all", "decode")) and not ours(70, True, head_dim=256)
         assert not ours(70, False, entries=()) and not ours(1, True, grad=True)
     finally:
-        rapt._refusals.cuda_runs.cache_clear()
+        rapt._refusals.cuda_runs.cache_clear(), rapt._refusals.cuda_prefills.cache_clear()
 
 
 def test_models_refuse_packed_sequences():

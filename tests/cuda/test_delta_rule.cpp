@@ -130,6 +130,11 @@ TEST_CASE("cuda: delta_rule where products of a token's rows would be out of ran
        }},
       {"a long key", [&](DeltaRuleCase& c) { scale_row(c.k, 50); }},
       {"a huge query", [&](DeltaRuleCase& c) { scale_row(c.q, 0x1p65f); }},
+      {"small queries after a strong decay",
+       [&](DeltaRuleCase& c) {
+         for (int64_t j = 0; j < 64; ++j) c.g.at({0, 16, 0, j}) = -79.f;
+         scale_row(c.q, 0x1p-22f);
+       }},
       {"a huge beta", [](DeltaRuleCase& c) {
          c.beta.at({0, kToken, 0}) = 1000.f;
        }}};
@@ -148,6 +153,23 @@ TEST_CASE("cuda: delta_rule where products of a token's rows would be out of ran
         if (const auto at = static_cast<int64_t>(i); at / (2 * 72) < kToken || at / 72 % 2 == 1)
           REQUIRE(after[i] == before[i]);
     }
+}
+
+TEST_CASE("cuda: delta_rule where a token writes what no number is large enough for", "[kernel]") {
+  const char* const words = "dtype=bf16 b=1 hq=2 t=40 d=64 dv=72 decay=channel beta state";
+  for (const std::string& entry : every_entry(problem_of(words))) {
+    if (device_of(entry) != DeviceType::cuda) continue;
+    INFO(entry);
+    DeltaRuleCase c = case_with_states(problem_of(words), 3, Decays::mostly_weak);
+    c.beta_sigmoid = false, c.beta_double = true;
+    const std::vector<float> before = bits_on(c, forced(entry)).out;
+    c.v.at({0, 21, 0, 5}) = 3e38f, c.beta.at({0, 21, 0}) = 1.f;
+    const std::vector<float> after = bits_on(c, forced(entry)).out;
+    // Earlier tokens and the other head keep their bits.
+    for (std::size_t i = 0; i < after.size(); ++i)
+      if (const auto at = static_cast<int64_t>(i); at / (2 * 72) < 21 || at / 72 % 2 == 1)
+        REQUIRE(after[i] == before[i]);
+  }
 }
 
 TEST_CASE("cuda: delta_rule of more sequences or heads than a grid has rows", "[kernel]") {

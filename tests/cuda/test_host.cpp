@@ -173,8 +173,8 @@ TEST_CASE("cuda host: entries say what they multiply in, which GPUs they need an
        Phase::prefill,
        {kBf16},
        1,
-       256,
-       256,
+       128,
+       128,
        Operation::delta_rule},
       {"delta_rule.f32.cuda", "f32", "cuda", Phase::all, {kF32, kBf16, kF16}, 1, 256, 256, Operation::delta_rule},
       {"merge_states.f32.cuda",
@@ -409,7 +409,7 @@ TEST_CASE("cuda host: states are copied as wholes where they lie so", "[unit]") 
   CHECK_FALSE(takes(mixed));
 }
 
-TEST_CASE("cuda host: delta_rule_prefill takes bf16, and shares multiprocessors among columns") {
+TEST_CASE("cuda host: delta_rule_prefill takes bf16, and shares multiprocessors among columns", "[unit]") {
   DeltaRuleParams p{};
   p.b = 3, p.h = 22, p.d = p.dv = 128;
   p.q.type = p.k.type = p.v.type = DType::bf16;

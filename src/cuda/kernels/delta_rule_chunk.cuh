@@ -47,6 +47,8 @@ struct ChunkRecord {
   }
 };
 
+// Volatile: the compiler must not move these to where some lanes of the warp do not come.
+//
 // mma of a warp: d += a b^T, [16 x 16] times [8 x 16].
 __device__ __forceinline__ void warp_mma(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
                                          std::uint32_t b1) {
@@ -69,12 +71,6 @@ __device__ __forceinline__ std::uint32_t transpose(std::uint32_t x) {
   asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
   return y;
 }
-// 2^x, 0 below the normal numbers.
-__device__ __forceinline__ float exp2_of(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
 __device__ __forceinline__ float low_of(std::uint32_t pair) {
   return __uint_as_float(pair << 16);
 }
@@ -93,7 +89,6 @@ __device__ __forceinline__ float max_or_nan(float x, float y) {
 constexpr float kLeastDecay = -144;
 template <int kTokens>
 __device__ __forceinline__ void log2_decays(const DeltaHead& head, const float (&bias)[2], float2 (&g)[kTokens]) {
-  constexpr float kLog2E = 1.44269504f;
   const auto each = [&](const auto& of) {
 #pragma unroll
     for (float2& pair : g)
@@ -101,23 +96,23 @@ __device__ __forceinline__ void log2_decays(const DeltaHead& head, const float (
   };
   const DeltaRuleParams& p = head.p;
   if (!p.gate) {
-    each([](float x, float) { return kLog2E * x; });
+    each([](float x, float) { return kLog2e * x; });
   } else if (p.is_gate_bounded) {
     constexpr float kMax = 0x1.fffffep127f;
-    const float rate = kLog2E * head.rate > kMax ? kMax : kLog2E * head.rate, bound = kLog2E * p.gate_lower_bound;
+    const float rate = kLog2e * head.rate > kMax ? kMax : kLog2e * head.rate, bound = kLog2e * p.gate_lower_bound;
     each([&](float x, float addend) {
       float share;
-      asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(share) : "f"(1 + exp2_of(-rate * (x + addend))));
+      asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(share) : "f"(1 + exp2_approx(-rate * (x + addend))));
       return bound * share;
     });
   } else {
     each([&](float x, float addend) {
       x += addend;
-      const float y = exp2_of(-kLog2E * abs_of(x));
+      const float y = exp2_approx(-kLog2e * abs_of(x));
       float log1p;
       asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(log1p) : "f"(1 + y));
-      if (y < 0x1p-6f) log1p = kLog2E * y * (1 - y * (0.5f - y * (1 / 3.f)));
-      return -head.rate * fmaf(kLog2E, x > 0 ? x : 0, log1p);
+      if (y < 0x1p-6f) log1p = kLog2e * y * (1 - y * (0.5f - y * (1 / 3.f)));
+      return -head.rate * fmaf(kLog2e, x > 0 ? x : 0, log1p);
     });
   }
 }

@@ -14,9 +14,10 @@ namespace rapt::cuda {
 constexpr int kHalf = kChunk / 2;
 
 // What half a chunk's products take, in units of log 2.
-constexpr float kMostGrowth = 7, kMostDecay = 115;
-// Of rows of products: of (I + A)^-1 nothing is larger than 17^15 then, and a product with it is finite.
-constexpr float kMostInteraction = 16, kMostWeight = 0x1p60f;
+// With decays past 2^-64 rows of small numbers would lose digits, which bf16 has down to 2^-126.
+constexpr float kMostGrowth = 7, kMostDecay = 64;
+// The largest A, so that of (I + A)^-1 nothing is larger than 17^15; P; and beta.
+constexpr float kMostInteraction = 16, kMostWeight = 0x1p60f, kMostBeta = 0x1p60f;
 
 // Shared memory of a warpgroup, beside records.
 template <int kD>
@@ -135,7 +136,7 @@ class ChunkFactors {
       if (warp_ < Memory::kWarps) clear_rows(rows);
     }
     load(next);
-    // One warp or another, as they have other chunks to prepare.
+    // The warps in turn: each has other chunks to prepare meanwhile.
     if (warp_ == static_cast<int>(token / kChunk / 2 % 4)) invert(record);
   }
 
@@ -192,7 +193,7 @@ class ChunkFactors {
   __device__ unsigned make_products(const Record& record, int rows) {
     beta_now_ = lane_ % 16 < rows ? (beta_ && p_.has_delta ? head_.beta(beta_own_.one(beta_.type)) : 1.f) : 0.f;
     unsigned found = 0;  // rows: strong ones, and those to leave out in the upper half
-    if (const unsigned out = __ballot_sync(~0u, !(abs_of(beta_now_) <= 0x1p60f))) found = out << 16;
+    if (const unsigned out = __ballot_sync(~0u, !(abs_of(beta_now_) <= kMostBeta))) found = out << 16;
     if (warp_ < Memory::kWarps) found |= write_rows(record, rows);
     if (lane_ == 0) store4(memory_.found() + warp_ * 4, found);
     if (any_of_warpgroup(barrier_, found != 0)) {
@@ -318,7 +319,7 @@ class ChunkFactors {
   template <bool kStrong>
   __device__ void write_products(const Record& record, bool is_usual) const {
     const float(&sum)[2] = m_[kHalf - 1];
-    const float total[] = {exp2_of(sum[0]), exp2_of(sum[1])};
+    const float total[] = {exp2_approx(sum[0]), exp2_approx(sum[1])};
     const float other[] = {__shfl_xor_sync(~0u, total[0], 16), __shfl_xor_sync(~0u, total[1], 16)};
     if (half_ == 0) store8(record.decay() + channel_ * 4, other[0] * total[0], other[1] * total[1]);
     const float of_rows[] = {half_ ? other[0] : 1.f, half_ ? other[1] : 1.f},
@@ -336,9 +337,9 @@ class ChunkFactors {
       float start_k[2], start_q[2], end_k[2];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        from_start[i] = exp2_of(m_[r][i]), to_start[i] = exp2_of(-m_[r][i]);
+        from_start[i] = exp2_approx(m_[r][i]), to_start[i] = exp2_approx(-m_[r][i]);
         to_end[i] = total[i] * to_start[i];
-        if (kStrong && !is_usual) to_end[i] = exp2_of(sum[i] - m_[r][i]);
+        if (kStrong && !is_usual) to_end[i] = exp2_approx(sum[i] - m_[r][i]);
         const float key = i == 0 ? k.x : k.y;
         start_k[i] = from_start[i] * key, start_q[i] = from_start[i] * (i == 0 ? q.x : q.y), end_k[i] = to_end[i] * key;
       }
@@ -413,7 +414,7 @@ class ChunkFactors {
       const float2 q = pair_at(memory_.q() + own_place(t, 2));
 #pragma unroll
       for (int j = 0; j <= t; ++j) {
-        const float x = exp2_of(m_[t][0] - m_[j][0]) * k[j].x, y = exp2_of(m_[t][1] - m_[j][1]) * k[j].y;
+        const float x = exp2_approx(m_[t][0] - m_[j][0]) * k[j].x, y = exp2_approx(m_[t][1] - m_[j][1]) * k[j].y;
         float a = fmaf(x, k[t].x, y * k[t].y), w = fmaf(x, q.x, y * q.y);
 #pragma unroll
         for (int bit = 8; bit > 0; bit /= 2) a += __shfl_xor_sync(~0u, a, bit), w += __shfl_xor_sync(~0u, w, bit);

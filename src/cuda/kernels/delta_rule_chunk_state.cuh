@@ -84,8 +84,8 @@ class ChunkState {
     wgmma_commit();
     decay(record);
     float u[2][4], out[2][4];
-    int unknown_from[2] = {kChunk, kChunk};  // v of either column is not finite
-    const bool any_unknown = take_values(u, rows, unknown_from);
+    int unknown_from[2] = {kChunk, kChunk};  // token of the chunk, in either column
+    take_values(u, rows);
     load_values(token + kChunk);
     float prediction_factor[2][2], output_factor[2][2];
     load_factors(prediction_factor, record.prediction_factors()), load_factors(output_factor, record.output_factors());
@@ -103,9 +103,11 @@ class ChunkState {
       }
     std::uint32_t left[4];
     as_left(left, u);
+    bool any_unknown = take_out(left, unknown_from);
     zero(u);
     warp_mma(u[0], left, inverse[0], inverse[1]), warp_mma(u[1], left, inverse[2], inverse[3]);
     as_left(left, u);
+    any_unknown |= take_out(left, unknown_from);
     float write_factor[2][2];
     load_factors(write_factor, record.write_factors());
 #pragma unroll
@@ -129,7 +131,7 @@ class ChunkState {
       for (int i = 0; i < 2; ++i)
         if (unknown_from[i] < kChunk)
 #pragma unroll
-          for (int j = 0; j < kD / 2; j += 4) s_[j + 2 * i] = s_[j + 2 * i + 1] = __int_as_float(0x7fffffff);
+          for (int j = 0; j < kD / 2; j += 4) s_[j + 2 * i] = s_[j + 2 * i + 1] = not_a_number();
     }
     for (std::int64_t at = token + rows; at < min(token + kChunk, count_); ++at) recur(at);
     round();
@@ -176,10 +178,8 @@ class ChunkState {
     }
   }
 
-  // The loaded v of the chunk's first `rows` tokens. What is not finite counts as 0, until the column's results and
-  // state are made unknown, from there on.
-  __device__ bool take_values(float (&v)[2][4], int rows, int (&unknown_from)[2]) const {
-    bool any = false;
+  // The loaded v of the chunk's first `rows` tokens.
+  __device__ void take_values(float (&v)[2][4], int rows) const {
 #pragma unroll
     for (int n = 0; n < 2; ++n)
 #pragma unroll
@@ -191,16 +191,24 @@ class ChunkState {
           if (token >= rows) v[n][2 * i] = 0;
           if (token + 1 >= rows) v[n][2 * i + 1] = 0;
         }
-        any |= has_nonfinite(pair);
       }
+  }
+  // What is not finite would harm earlier tokens, whose factor of it is 0. So it counts as 0, and the column's results
+  // and state are made unknown later, from its token on. Whether anything was taken out, of the warp's.
+  __device__ bool take_out(std::uint32_t (&left)[4], int (&unknown_from)[2]) const {
+    bool any = false;
+#pragma unroll
+    for (const std::uint32_t pair : left) any |= has_nonfinite(pair);
     if (!__any_sync(~0u, any)) return false;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
 #pragma unroll
-      for (int n = 1; n >= 0; --n)
-#pragma unroll
-        for (int b = 1; b >= 0; --b)
-          if (!isfinite(v[n][2 * i + b])) v[n][2 * i + b] = 0, unknown_from[i] = 8 * n + lane_ % 4 * 2 + b;
+      for (int n = 0; n < 2; ++n) {
+        std::uint32_t& pair = left[2 * n + i];
+        const int token = 8 * n + lane_ % 4 * 2;
+        if (has_nonfinite(pair & 0xffff0000)) pair &= 0xffff, unknown_from[i] = min(unknown_from[i], token + 1);
+        if (has_nonfinite(pair & 0xffff)) pair &= 0xffff0000, unknown_from[i] = min(unknown_from[i], token);
+      }
 #pragma unroll
       for (int bit = 1; bit <= 2; bit *= 2)
         unknown_from[i] = min(unknown_from[i], __shfl_xor_sync(~0u, unknown_from[i], bit));
@@ -212,7 +220,7 @@ class ChunkState {
     for (int n = 0; n < 2; ++n)
 #pragma unroll
       for (int i = 0; i < 4; ++i)
-        if (8 * n + lane_ % 4 * 2 + i % 2 >= unknown_from[i / 2]) out[n][i] = __int_as_float(0x7fffffff);
+        if (8 * n + lane_ % 4 * 2 + i % 2 >= unknown_from[i / 2]) out[n][i] = not_a_number();
   }
 
   __device__ void store_out(const float (&out)[2][4], std::int64_t token, int rows) const {
@@ -277,14 +285,14 @@ class ChunkState {
         squares[0] = fmaf(k.x, k.x, fmaf(k.y, k.y, squares[0])),
         squares[1] = fmaf(q.x, q.x, fmaf(q.y, q.y, squares[1]));
       }
-      k_factor = norm_factor(over_four(squares[0])), q_factor *= norm_factor(over_four(squares[1]));
+      k_factor = norm_factor(over_row(squares[0], Sum())), q_factor *= norm_factor(over_row(squares[1], Sum()));
     }
     const auto decay_at = [&](int c) {
       if (!g_rows || c >= d) return 1.f;
       const bool of_channel = p_.decay == Decay::channel;
       const float g = cuda::load(g_rows.first, g_rows.type, of_channel ? c * g_rows.stride : 0),
                   log2 = log2_decay(head, g, head.bias(of_channel ? c : 0));
-      return exp2_of(log2 > kMostLog2 ? kMostLog2 : log2);
+      return exp2_approx(log2 > kMostLog2 ? kMostLog2 : log2);
     };
     float x[2] = {}, y[2] = {}, u[2];
     for_each_four(s_, [&](int j, float(&s)[4]) {
@@ -299,7 +307,7 @@ class ChunkState {
     for (int i = 0; i < 2; ++i) {
       const int column = column_ + row_of(i);
       const float v = column < dv ? cuda::load(v_.first, DType::bf16, token * v_.token_stride + column * v_.stride) : 0;
-      u[i] = p_.has_delta ? beta * (v - over_four(x[i])) : v;
+      u[i] = p_.has_delta ? beta * (v - over_row(x[i], Sum())) : v;
     }
     for_each_four(s_, [&](int j, float(&s)[4]) {
       const float2 k = pair_of(k_rows, j), q = pair_of(q_rows, j);
@@ -311,18 +319,13 @@ class ChunkState {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int column = column_ + row_of(i);
-      const float out = over_four(y[i]);
+      const float out = over_row(y[i], Sum());
       if (lane_ % 4 == 0 && column < dv)
         cuda::store(const_cast<void*>(p_.out.data), p_.out.type,
                     out_ + token * p_.out.stride.s + column * p_.out.stride.d, out);
     }
   }
-  // The sum over the four lanes that share a column.
-  __device__ static float over_four(float x) {
-    x += __shfl_xor_sync(~0u, x, 1);
-    return x + __shfl_xor_sync(~0u, x, 2);
-  }
-  static constexpr float kMostLog2 = 88.02f * 1.44269504f;  // what decays stay at
+  static constexpr float kMostLog2 = 88.02f * kLog2e;  // what decays stay at
 
   const DeltaRuleParams& p_;
   const std::int64_t b_, h_, first_, count_;

@@ -15,7 +15,8 @@
 namespace rapt::cuda {
 namespace {
 
-constexpr int kRecords = 4, kColumns = 64;  // of a warpgroup
+constexpr int kRecords = 4;
+constexpr std::int64_t kColumns = kDeltaRulePrefillColumns;  // of a warpgroup
 
 struct Config {
   int d, state_groups;  // rows of a state, padded; warpgroups with columns of it
@@ -63,7 +64,7 @@ __global__ void __launch_bounds__(Config{kD, kStateGroups, kChannelDecay}.thread
     fence_barrier_init();
   }
   __syncthreads();
-  const std::int64_t parts = ceil_div(p.dv, std::int64_t{kColumns * kStateGroups}), head = blockIdx.x / parts;
+  const std::int64_t parts = ceil_div(p.dv, kColumns * kStateGroups), head = blockIdx.x / parts;
   const std::int64_t b = head / p.h, h = head % p.h;
   const TokenRange range = tokens_of(p, b);
   const std::int64_t chunks = ceil_div(range.count, std::int64_t{kChunk});
@@ -82,8 +83,7 @@ __global__ void __launch_bounds__(Config{kD, kStateGroups, kChannelDecay}.thread
     }
   } else {
     registers_increase<kConfig.state_registers()>();
-    ChunkState<kD> state(p, b, h, range,
-                         static_cast<int>(blockIdx.x % parts * kColumns * kStateGroups) + group * kColumns);
+    ChunkState<kD> state(p, b, h, range, static_cast<int>((blockIdx.x % parts * kStateGroups + group) * kColumns));
     state.load(p.initial, initial_slot(p, b));
     state.load_values(0);
     for (std::int64_t chunk = 0; chunk < chunks; ++chunk) {
@@ -102,12 +102,12 @@ __global__ void __launch_bounds__(Config{kD, kStateGroups, kChannelDecay}.thread
 cudaError_t launch_delta_rule_prefill(const DeltaRuleParams& p, int state_groups, cudaStream_t stream) {
   if (p.b == 0 || p.h == 0) return cudaSuccess;
   const Config config{p.d <= 64 ? 64 : 128, state_groups, p.decay == Decay::channel};
-  const std::int64_t blocks = p.b * p.h * ceil_div(p.dv, std::int64_t{kColumns * state_groups});
+  const std::int64_t blocks = p.b * p.h * ceil_div(p.dv, kColumns * state_groups);
   return launch_one_of<kConfigs>(config, [&](auto index) {
     constexpr Config kConfig = kConfigs[index];
-    return launch_clusters(1, false, delta_rule_prefill<kConfig.d, kConfig.state_groups, kConfig.channel_decay>,
-                           dim3(static_cast<unsigned>(blocks)), static_cast<unsigned>(kConfig.threads()),
-                           static_cast<std::size_t>(shared_bytes<kConfig.d>(kConfig.factor_groups())), stream, p);
+    return launch_kernel(false, delta_rule_prefill<kConfig.d, kConfig.state_groups, kConfig.channel_decay>,
+                         static_cast<unsigned>(blocks), static_cast<unsigned>(kConfig.threads()),
+                         static_cast<std::size_t>(shared_bytes<kConfig.d>(kConfig.factor_groups())), stream, p);
   });
 }
 

@@ -27,18 +27,14 @@ class DeltaRuleEntry : public DeviceEntry {
 
 #ifdef RAPT_HAVE_SM90A
 class DeltaRulePrefillEntry final : public DeltaRuleEntry {
-  static constexpr std::int64_t kMinAverage = 16;
-
  public:
   explicit DeltaRulePrefillEntry(const GpuSupport& support)
       : DeltaRuleEntry(entry_name(kDeltaRulePrefillFacts, "cuda.sm90a"), "sm90a", kDeltaRulePrefillFacts, support) {}
 
   std::string_view refuse(const Problem& problem, const Context::Impl&) const override {
     const auto& p = std::get<DeltaRuleProblem>(problem);
-    if (p.ragged >= 0 && p.ragged < kMinAverage * p.b) return "for sequences of 16 tokens and more on average";
     if (p.steps > 0) return "keeps no state for each token";
-    if (p.hq > p.state_heads()) return "for one query head of each state at most";
-    return p.d > kDeltaRulePrefillMaxKeys ? "takes keys of up to 128 columns" : "";
+    return p.hq > p.state_heads() ? "for one query head of each state at most" : "";
   }
 
  private:

@@ -2,6 +2,8 @@
 
 #include <cstdint>
 
+#include "cuda/kernels/kernels.hpp"
+
 namespace rapt::cuda {
 
 bool can_copy_states(const DeltaRuleParams& p) {
@@ -21,13 +23,12 @@ bool can_copy_states(const DeltaRuleParams& p) {
 }
 
 bool can_multiply_chunks(const DeltaRuleParams& p) {
-  constexpr std::int64_t kMaxBlocks = INT32_MAX / 4;  // of a grid's x; a state has up to 4
+  constexpr std::int64_t kMaxBlocks = INT32_MAX / 2;  // of a grid's x; a state has up to two
   return p.q.type == DType::bf16 && p.k.type == DType::bf16 && p.v.type == DType::bf16 && p.b * p.h <= kMaxBlocks;
 }
 
 int state_groups(const DeltaRuleParams& p, int multiprocessors) {
-  constexpr std::int64_t kColumns = 64;  // of a warpgroup
-  return p.dv > kColumns && p.b * p.h * ceil_div(p.dv, kColumns) > multiprocessors ? 2 : 1;
+  return p.dv > kDeltaRulePrefillColumns && 2 * p.b * p.h > multiprocessors ? 2 : 1;
 }
 
 }  // namespace rapt::cuda
