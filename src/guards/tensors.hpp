@@ -67,8 +67,8 @@ inline std::int64_t numbers_of_row(const TensorView& t) {
   return t.shape[static_cast<std::size_t>(t.ndim - 1)] * (t.dtype == DType::i4x2 ? 2 : 1);
 }
 
-// Calls f(row, index, type) for every row of the last dimension, in order, until it gives true: `index` is that of the
-// row's first element.
+// Calls f(row, index) for every row of the last dimension, in order, until it gives true: `index` is that of the row's
+// first element.
 template <class F>
 bool any_row(const TensorView& t, F f) {
   const auto last = static_cast<std::size_t>(t.ndim - 1);

@@ -34,7 +34,7 @@ struct TokenGroup {
 };
 
 struct DeltaRuleScratch {
-  float* z;  // query blocks of columns, one after another, each [d][columns of the query block]
+  float* z;  // blocks of columns, one after another, each [d][columns of the block]
   // [kBlock][d]; qd: [kBlock][reads][d]. Decays, and the factor of Z as a window opens, which includes the decay
   // unless the group has two factors.
   float *kd, *qd, *ku, *decay, *opening;

@@ -1,6 +1,6 @@
 // index_scores: products of fp32, lanes = keys.
 //
-//   for each query block of keys that some query of the item sees       K^T is packed once for all of them
+//   for each block of keys that some query of the item sees       K^T is packed once for all of them
 //     for each query
 //       score[key] = sum over h of w_h relu(q_h . k)               heads are the rows of the register tile
 //       scores are stored, or the best kept

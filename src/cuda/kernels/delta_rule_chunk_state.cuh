@@ -23,12 +23,12 @@ class ChunkState {
         lane_(threadIdx.x % 32),
         column_(column + 16 * warp_),
         v_(p.v, p.begin ? 0 : b, range.first, h / p.v_group),
-        out_(token_at(p.out.stride, p.begin ? 0 : b, range.first, h)) {
+        out_offset_(token_at(p.out.stride, p.begin ? 0 : b, range.first, h)) {
     const auto are_pairs = [](const void* data, std::int64_t at, std::int64_t token_stride, std::int64_t stride) {
       return stride == 1 && ((reinterpret_cast<std::uintptr_t>(data) / 2 + at) | token_stride) % 2 == 0;
     };
-    pairs_ = column + 64 <= p.dv && are_pairs(v_.first, 0, v_.token_stride, v_.stride) && p.out.type != DType::f32 &&
-             are_pairs(p.out.data, out_, p.out.stride.s, p.out.stride.d);
+    whole_pairs_ = column + 64 <= p.dv && are_pairs(v_.first, 0, v_.token_stride, v_.stride) &&
+                   p.out.type != DType::f32 && are_pairs(p.out.data, out_offset_, p.out.stride.s, p.out.stride.d);
   }
 
   // From memory or to it.
@@ -51,7 +51,7 @@ class ChunkState {
 
   // Starts loading v of the chunk from `token` on.
   __device__ void load_values(std::int64_t token) {
-    if (pairs_ && token + kChunk <= count_) {
+    if (whole_pairs_ && token + kChunk <= count_) {
       const auto* const from =
           static_cast<const std::uint16_t*>(v_.first) + (token + lane_ / 4) * v_.token_stride + pair_column(0);
 #pragma unroll
@@ -101,13 +101,13 @@ class ChunkState {
         if (p_.has_delta) u[n][i] = fmaf(-prediction_factor[n][i % 2], sums[4 * n + i], u[n][i]);
         out[n][i] = output_factor[n][i % 2] * sums[8 + 4 * n + i];
       }
-    std::uint32_t left[4];
-    as_left(left, u);
-    bool any_unknown = take_out(left, unknown_from);
+    std::uint32_t fragment[4];
+    to_fragment(fragment, u);
+    bool any_unknown = take_out(fragment, unknown_from);
     zero(u);
-    warp_mma(u[0], left, inverse[0], inverse[1]), warp_mma(u[1], left, inverse[2], inverse[3]);
-    as_left(left, u);
-    any_unknown |= take_out(left, unknown_from);
+    warp_mma(u[0], fragment, inverse[0], inverse[1]), warp_mma(u[1], fragment, inverse[2], inverse[3]);
+    to_fragment(fragment, u);
+    any_unknown |= take_out(fragment, unknown_from);
     float write_factor[2][2];
     load_factors(write_factor, record.write_factors());
 #pragma unroll
@@ -115,12 +115,12 @@ class ChunkState {
 #pragma unroll
       for (int i = 0; i < 4; ++i) u[n][i] *= write_factor[n][i % 2];
     std::uint32_t written[4];
-    as_left(written, u);
+    to_fragment(written, u);
     pin(s_);
     wgmma_fence();
     wgmma_ab<__nv_bfloat16>(s_, written, matrix_at(record.writes(), Record::kWritePanelBytes), 1);
     wgmma_commit();
-    warp_mma(out[0], left, weights[0], weights[1]), warp_mma(out[1], left, weights[2], weights[3]);
+    warp_mma(out[0], fragment, weights[0], weights[1]), warp_mma(out[1], fragment, weights[2], weights[3]);
     if (any_unknown) make_unknown(out, unknown_from);
     store_out(out, token, rows);
     wgmma_wait<0>();
@@ -159,7 +159,7 @@ class ChunkState {
 #pragma unroll
       for (float& y : four) y = 0;
   }
-  __device__ static void as_left(std::uint32_t (&to)[4], const float (&x)[2][4]) {
+  __device__ static void to_fragment(std::uint32_t (&to)[4], const float (&x)[2][4]) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) to[i] = pack<__nv_bfloat16>(x[i / 2][i % 2 * 2], x[i / 2][i % 2 * 2 + 1]);
   }
@@ -195,16 +195,16 @@ class ChunkState {
   }
   // What is not finite would harm earlier tokens, whose factor of it is 0. So it counts as 0, and the column's results
   // and state are made unknown later, from its token on. Whether anything was taken out, of the warp's.
-  __device__ bool take_out(std::uint32_t (&left)[4], int (&unknown_from)[2]) const {
+  __device__ bool take_out(std::uint32_t (&fragment)[4], int (&unknown_from)[2]) const {
     bool any = false;
 #pragma unroll
-    for (const std::uint32_t pair : left) any |= has_nonfinite(pair);
+    for (const std::uint32_t pair : fragment) any |= has_nonfinite(pair);
     if (!__any_sync(~0u, any)) return false;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
-        std::uint32_t& pair = left[2 * n + i];
+        std::uint32_t& pair = fragment[2 * n + i];
         const int token = 8 * n + lane_ % 4 * 2;
         if (has_nonfinite(pair & 0xffff0000)) pair &= 0xffff, unknown_from[i] = min(unknown_from[i], token + 1);
         if (has_nonfinite(pair & 0xffff)) pair &= 0xffff0000, unknown_from[i] = min(unknown_from[i], token);
@@ -226,8 +226,9 @@ class ChunkState {
   __device__ void store_out(const float (&out)[2][4], std::int64_t token, int rows) const {
     void* const to = const_cast<void*>(p_.out.data);
     const Strides& stride = p_.out.stride;
-    if (pairs_ && rows == kChunk) {
-      auto* const first = static_cast<std::uint16_t*>(to) + out_ + (token + lane_ / 4) * stride.s + pair_column(0);
+    if (whole_pairs_ && rows == kChunk) {
+      auto* const first =
+          static_cast<std::uint16_t*>(to) + out_offset_ + (token + lane_ / 4) * stride.s + pair_column(0);
       const bool is_bf16 = p_.out.type == DType::bf16;
 #pragma unroll
       for (int n = 0; n < 2; ++n)
@@ -249,13 +250,13 @@ class ChunkState {
 #pragma unroll
           for (int b = 0; b < 2; ++b)
             if (const int at = 8 * n + lane_ % 4 * 2 + b; at < rows && column < p_.dv)
-              cuda::store(to, DType::f32, out_ + (token + at) * stride.s + column * stride.d, x[b]);
+              cuda::store(to, DType::f32, out_offset_ + (token + at) * stride.s + column * stride.d, x[b]);
           continue;
         }
         const std::uint32_t pair =
             transpose(p_.out.type == DType::f16 ? pack<__half>(x[0], x[1]) : pack<__nv_bfloat16>(x[0], x[1]));
         const int at = 8 * n + lane_ / 4, column = pair_column(i);
-        auto* const first = static_cast<std::uint16_t*>(to) + out_ + (token + at) * stride.s + column * stride.d;
+        auto* const first = static_cast<std::uint16_t*>(to) + out_offset_ + (token + at) * stride.s + column * stride.d;
         if (at >= rows || column >= p_.dv) continue;
         if (column + 1 < p_.dv && stride.d == 1 && reinterpret_cast<std::uintptr_t>(first) % 4 == 0) {
           *reinterpret_cast<std::uint32_t*>(first) = pair;
@@ -322,7 +323,7 @@ class ChunkState {
       const float out = over_row(y[i], Sum());
       if (lane_ % 4 == 0 && column < dv)
         cuda::store(const_cast<void*>(p_.out.data), p_.out.type,
-                    out_ + token * p_.out.stride.s + column * p_.out.stride.d, out);
+                    out_offset_ + token * p_.out.stride.s + column * p_.out.stride.d, out);
     }
   }
   static constexpr float kMostLog2 = 88.02f * kLog2e;  // what decays stay at
@@ -331,11 +332,11 @@ class ChunkState {
   const std::int64_t b_, h_, first_, count_;
   const int warp_, lane_, column_;
   const HeadRows v_;
-  const std::int64_t out_;
+  const std::int64_t out_offset_;  // of the first token
   float s_[kD / 2];
   std::uint32_t rounded_[kD / 4];  // S in bf16, as products' left operands
   std::uint32_t v_ahead_[2][2];
-  bool pairs_;  // of v and out, whole columns, two at once
+  bool whole_pairs_;  // of v and out, whole columns, two at once
 };
 
 }  // namespace rapt::cuda
