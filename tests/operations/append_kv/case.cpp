@@ -212,7 +212,8 @@ void AppendCase::compare_row(const Side& side, int64_t i, int64_t t, int64_t h, 
     }
     const double scale = side.scale ? scale_at(side.scale, to, h, begin / group) : 1;
     const double zero = side.zero ? scale_at(side.zero, to, h, begin / group) : 0;
-    const double end = largest(dtype), first = is_integer(dtype) ? -end - 1 : -end;
+    const double end = is_integer(dtype) || is_fp8(dtype) ? largest(dtype) : 0;
+    const double first = is_integer(dtype) ? -end - 1 : -end;
     if (side.scale && !problem.given_scales) {
       const double computed = side.zero ? std::max((high - low) / (2 * end + 1), most * 0x1p-20) : most / end;
       const double wanted = most == 0 ? 1 : std::max(computed, 0x1p-126);
