@@ -1,4 +1,5 @@
-// Records of delta_rule_prefill in shared memory: a chunk of 16 tokens, as the state's products need them.
+// Shared memory of delta_rule_prefill, and what its warpgroups have in common. A record has a chunk of 16 tokens, as
+// the state's products need them.
 //
 // With b the running sums of a chunk's log decays, S the state before it, and rows k, q, v, u of its tokens:
 //   r_t = v_t - (e^b_t k_t) S         u = T r, T = (1 + A)^-1 diag(beta), A_tj = beta_t <k_t, e^(b_t - b_j) k_j>, j < t
@@ -7,12 +8,13 @@
 // Norms of q and k are not in rows, but in factors of what is computed from them.
 #pragma once
 
+#include "cuda/hopper/codes.cuh"
 #include "cuda/hopper/ptx.cuh"
 #include "cuda/tile/delta_rule.cuh"
 
 namespace rapt::cuda {
 
-constexpr int kChunk = 16;  // tokens
+constexpr int kChunk = 16, kHalf = kChunk / 2;  // tokens
 
 // Addresses in shared memory of a chunk's record. Matrices that wgmma reads are panels of 64 columns, in bf16.
 template <int kD>
@@ -47,30 +49,6 @@ struct ChunkRecord {
   }
 };
 
-// Volatile: the compiler must not move these to where some lanes of the warp do not come.
-//
-// mma of a warp: d += a b^T, [16 x 16] times [8 x 16].
-__device__ __forceinline__ void warp_mma(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
-                                         std::uint32_t b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
-      "%3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-// Loads four matrices of 8 x 8 16-bit elements; lane i gives the address of row i % 8 of matrix i / 8.
-__device__ __forceinline__ void load_matrices(std::uint32_t (&x)[4], std::uint32_t row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-               : "r"(row)
-               : "memory");
-}
-// Transposes a matrix of 8 x 8 16-bit elements, of which each lane has two of row lane / 4.
-__device__ __forceinline__ std::uint32_t transpose(std::uint32_t x) {
-  std::uint32_t y;
-  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
-  return y;
-}
 __device__ __forceinline__ float low_of(std::uint32_t pair) {
   return __uint_as_float(pair << 16);
 }
@@ -140,4 +118,43 @@ __device__ inline std::uint32_t load_pair(const HeadRows& rows, std::int64_t tok
   return pair;
 }
 
+// Shared memory of a warpgroup that prepares records, beside these.
+template <int kD>
+struct FactorMemory {
+  static constexpr int kWarps = kD / 32;  // that have channels, 32 each
+  static constexpr int kRowBytes = kD * 2, kTensorBytes = kChunk * kRowBytes;
+
+  std::uint32_t at;
+
+  // q, k and log decays of the chunk as they are in memory: [16][kD].
+  __device__ std::uint32_t q() const { return at; }
+  __device__ std::uint32_t k() const { return at + kKeys; }
+  __device__ std::uint32_t g() const { return at + 2 * kTensorBytes; }  // up to four bytes each
+  // Rows e^-m k; of the first half e^(m_7 - m) k, of the second e^m k; of the second half e^m q.
+  static constexpr int kKeys = kTensorBytes, kLeft = 4 * kTensorBytes, kAcross = 5 * kTensorBytes,
+                       kQueries = 6 * kTensorBytes;
+  // What each warp has of 12 sums of each lane, of squares of rows of k and q, and of strong rows.
+  __device__ std::uint32_t sums() const { return at + 7 * kTensorBytes; }
+  __device__ std::uint32_t squares() const { return sums() + 12 * 4 * 32 * 4; }
+  __device__ std::uint32_t strong() const { return squares() + 2 * kChunk * 4 * 4; }  // [4][2][16][8]
+  // [16][16], and rows as bits, which warps have found.
+  __device__ std::uint32_t interactions() const { return strong() + 4 * 2 * kChunk * kHalf * 4; }
+  __device__ std::uint32_t found() const { return interactions() + kChunk * kChunk * 4; }
+
+  static constexpr int kBytes =
+      7 * kTensorBytes + 12 * 4 * 32 * 4 + 2 * kChunk * 4 * 4 + 4 * 2 * kChunk * kHalf * 4 + kChunk * kChunk * 4 + 64;
+
+  // Of 16 bytes, chunk c of row `row`. Rows of both halves, which lanes of a warp access together, lie apart.
+  __device__ static std::uint32_t place(int row, int c) {
+    return static_cast<std::uint32_t>(row * kRowBytes + (c ^ row % 8 ^ row / 8 * 4) * 16);
+  }
+};
+
+__device__ inline std::uint32_t load4_bits(std::uint32_t from) {
+  return __float_as_uint(load4(from));
+}
+__device__ inline float2 pair_at(std::uint32_t from) {
+  const std::uint32_t pair = load4_bits(from);
+  return make_float2(low_of(pair), high_of(pair));
+}
 }  // namespace rapt::cuda

@@ -3,61 +3,21 @@
 //
 // Decays may be of any strength. Sums of log decays start anew at the 8th token; products of a token of the second half
 // and one of the first have the first half's end between them, where no factor is large. Within a half, factors are
-// e^m and e^-m; rows where they would leave fp32's range are summed by ordinary arithmetic, each term with its own
-// decay. Whether a row is one of these, and all that it gives, depends on no later row.
+// e^m and e^-m. Strong rows, whose sum m is below what such products take, are summed by ordinary arithmetic, each term
+// with its own decay. Whether a row is strong, and all that it gives, depends on no later row. Rows that products
+// cannot take at all are left out of the record, with all after them.
 #pragma once
 
 #include "cuda/kernels/delta_rule_chunk.cuh"
 
 namespace rapt::cuda {
 
-constexpr int kHalf = kChunk / 2;
-
-// What half a chunk's products take, in units of log 2.
-// With decays past 2^-64 rows of small numbers would lose digits, which bf16 has down to 2^-126.
+// What half a chunk's products take, in units of log 2. With decays past 2^-64 rows of small numbers would lose digits,
+// which bf16 has down to 2^-126.
 constexpr float kMostGrowth = 7, kMostDecay = 64;
 // The largest A, so that of (I + A)^-1 nothing is larger than 17^15; P; and beta.
 constexpr float kMostInteraction = 16, kMostWeight = 0x1p60f, kMostBeta = 0x1p60f;
 
-// Shared memory of a warpgroup, beside records.
-template <int kD>
-struct FactorMemory {
-  static constexpr int kWarps = kD / 32;  // that have channels, 32 each
-  static constexpr int kRowBytes = kD * 2, kTensorBytes = kChunk * kRowBytes;
-
-  std::uint32_t at;
-
-  // q, k and log decays of the chunk as they are in memory: [16][kD].
-  __device__ std::uint32_t q() const { return at; }
-  __device__ std::uint32_t k() const { return at + kKeys; }
-  __device__ std::uint32_t g() const { return at + 2 * kTensorBytes; }  // up to four bytes each
-  // Rows e^-m k; of the first half e^(m_7 - m) k, of the second e^m k; of the second half e^m q.
-  static constexpr int kKeys = kTensorBytes, kLeft = 4 * kTensorBytes, kAcross = 5 * kTensorBytes,
-                       kQueries = 6 * kTensorBytes;
-  // What each warp has of 12 sums of each lane, of squares of rows of k and q, and of strong rows.
-  __device__ std::uint32_t sums() const { return at + 7 * kTensorBytes; }
-  __device__ std::uint32_t squares() const { return sums() + 12 * 4 * 32 * 4; }
-  __device__ std::uint32_t strong() const { return squares() + 2 * kChunk * 4 * 4; }  // [4][2][16][8]
-  // [16][16], and rows as bits, which warps have found.
-  __device__ std::uint32_t interactions() const { return strong() + 4 * 2 * kChunk * kHalf * 4; }
-  __device__ std::uint32_t found() const { return interactions() + kChunk * kChunk * 4; }
-
-  static constexpr int kBytes =
-      7 * kTensorBytes + 12 * 4 * 32 * 4 + 2 * kChunk * 4 * 4 + 4 * 2 * kChunk * kHalf * 4 + kChunk * kChunk * 4 + 64;
-
-  // Of 16 bytes, chunk c of row `row`. Rows of both halves, which lanes of a warp access together, lie apart.
-  __device__ static std::uint32_t place(int row, int c) {
-    return static_cast<std::uint32_t>(row * kRowBytes + (c ^ row % 8 ^ row / 8 * 4) * 16);
-  }
-};
-
-__device__ inline std::uint32_t load4_bits(std::uint32_t from) {
-  return __float_as_uint(load4(from));
-}
-__device__ inline float2 pair_at(std::uint32_t from) {
-  const std::uint32_t pair = load4_bits(from);
-  return make_float2(low_of(pair), high_of(pair));
-}
 // A barrier of the warpgroup; whether `is` holds in any of its threads.
 __device__ inline bool any_of_warpgroup(int barrier, bool is) {
   int any;
@@ -361,8 +321,8 @@ class ChunkFactors {
 #pragma unroll
       for (int step = 0; step < 2; ++step) {
         std::uint32_t x[4];
-        load_matrices(x, rows + Memory::place(lane_ % 16, 4 * warp_ + 2 * step + lane_ / 16));
-        warp_mma(sum[0], x, x[0], x[2]), warp_mma(sum[1], x, x[1], x[3]);
+        load_matrices(rows + Memory::place(lane_ % 16, 4 * warp_ + 2 * step + lane_ / 16), x);
+        multiply(sum[0], x, x[0], x[2]), multiply(sum[1], x, x[1], x[3]);
       }
       const float own = lane_ / 4 % 2 ? sum[0][1] : sum[0][0], next = lane_ / 4 % 2 ? sum[1][3] : sum[1][2];
       if (lane_ / 4 / 2 != lane_ % 4) continue;
@@ -377,22 +337,25 @@ class ChunkFactors {
     float a[3][4] = {}, w[3][4] = {};
     const int row = lane_ % 16, second = lane_ / 16;
     std::uint32_t across[4];
-    load_matrices(across, memory_.at + Memory::kAcross + Memory::place(lane_ % 8, 4 * warp_ + lane_ / 8));
+    load_matrices(memory_.at + Memory::kAcross + Memory::place(lane_ % 8, 4 * warp_ + lane_ / 8), across);
 #pragma unroll
     for (int step = 0; step < 2; ++step) {
       const int chunk = 4 * warp_ + 2 * step + second, panel = chunk / 8;
       const std::uint32_t first = record.rows() + panel * Record::kPanelBytes;
       std::uint32_t k[4], q[4], left[4];
-      load_matrices(k, row < kHalf ? first + Record::place(row, chunk % 8)
-                                   : memory_.at + Memory::kAcross + Memory::place(row, chunk));
-      load_matrices(q, row < kHalf ? first + Record::place(kChunk + row, chunk % 8)
-                                   : memory_.at + Memory::kQueries + Memory::place(row, chunk));
-      load_matrices(left, memory_.at + Memory::kLeft +
-                              Memory::place(lane_ % 8 + lane_ / 16 * 8, 4 * warp_ + 2 * step + lane_ / 8 % 2));
-      warp_mma(a[0], k, left[0], left[1]), warp_mma(w[0], q, left[0], left[1]);
-      warp_mma(a[1], k, across[2 * step], across[2 * step + 1]),
-          warp_mma(w[1], q, across[2 * step], across[2 * step + 1]);
-      warp_mma(a[2], k, left[2], left[3]), warp_mma(w[2], q, left[2], left[3]);
+      load_matrices(row < kHalf ? first + Record::place(row, chunk % 8)
+                                : memory_.at + Memory::kAcross + Memory::place(row, chunk),
+                    k);
+      load_matrices(row < kHalf ? first + Record::place(kChunk + row, chunk % 8)
+                                : memory_.at + Memory::kQueries + Memory::place(row, chunk),
+                    q);
+      load_matrices(
+          memory_.at + Memory::kLeft + Memory::place(lane_ % 8 + lane_ / 16 * 8, 4 * warp_ + 2 * step + lane_ / 8 % 2),
+          left);
+      multiply(a[0], k, left[0], left[1]), multiply(w[0], q, left[0], left[1]);
+      multiply(a[1], k, across[2 * step], across[2 * step + 1]),
+          multiply(w[1], q, across[2 * step], across[2 * step + 1]);
+      multiply(a[2], k, left[2], left[3]), multiply(w[2], q, left[2], left[3]);
     }
     const std::uint32_t own = memory_.sums() + (warp_ * 32 + lane_) * 16;
 #pragma unroll

@@ -91,7 +91,7 @@ class ChunkState {
     load_factors(prediction_factor, record.prediction_factors()), load_factors(output_factor, record.output_factors());
     std::uint32_t inverse[4], weights[4];
     const std::uint32_t place = ((lane_ % 8 + lane_ / 16 * 8) * kChunk + lane_ / 8 % 2 * 8) * 2;
-    load_matrices(inverse, record.inverse() + place), load_matrices(weights, record.weights() + place);
+    load_matrices(record.inverse() + place, inverse), load_matrices(record.weights() + place, weights);
     wgmma_wait<0>();
     pin(sums);
 #pragma unroll
@@ -105,7 +105,7 @@ class ChunkState {
     to_fragment(fragment, u);
     bool any_unknown = take_out(fragment, unknown_from);
     zero(u);
-    warp_mma(u[0], fragment, inverse[0], inverse[1]), warp_mma(u[1], fragment, inverse[2], inverse[3]);
+    multiply(u[0], fragment, inverse[0], inverse[1]), multiply(u[1], fragment, inverse[2], inverse[3]);
     to_fragment(fragment, u);
     any_unknown |= take_out(fragment, unknown_from);
     float write_factor[2][2];
@@ -120,7 +120,7 @@ class ChunkState {
     wgmma_fence();
     wgmma_ab<__nv_bfloat16>(s_, written, matrix_at(record.writes(), Record::kWritePanelBytes), 1);
     wgmma_commit();
-    warp_mma(out[0], fragment, weights[0], weights[1]), warp_mma(out[1], fragment, weights[2], weights[3]);
+    multiply(out[0], fragment, weights[0], weights[1]), multiply(out[1], fragment, weights[2], weights[3]);
     if (any_unknown) make_unknown(out, unknown_from);
     store_out(out, token, rows);
     wgmma_wait<0>();
