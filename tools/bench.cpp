@@ -8,12 +8,14 @@
 #include <iterator>
 #include <limits>
 #include <map>
+#include <optional>
 #include <type_traits>
 #include <variant>
 
 #include "bench/entry.hpp"
 #include "bench/sets.hpp"
 #include "bench/timing.hpp"
+#include "bench_compare.hpp"
 #include "bench_output.hpp"
 #include "check.hpp"
 #include "common.hpp"
@@ -234,9 +236,11 @@ class Bench {
 
 int run_bench(const BenchOptions& options) {
   require_writable({options.json_path, options.trace_path});
+  std::optional<EarlierRun> earlier;
+  if (!options.compare_path.empty()) earlier.emplace(options.compare_path);
   const Machine machine = read_machine();
   Bench bench(options, machine);
-  Table table(machine, bench.info(), bench.problems());
+  Table table(machine, bench.info(), bench.problems(), earlier ? &*earlier : nullptr);
   std::vector<Row> rows;
   int wrong = 0;
   bench.run([&](const Row& row) {
@@ -245,12 +249,12 @@ int run_bench(const BenchOptions& options) {
     wrong += row.error.empty() ? 0 : 1;
   });
   table.finish(bench.ceilings());
-  if (!options.json_path.empty()) {
-    write_json(options.json_path, to_json(machine, bench.info(), bench.ceilings(), rows));
-  }
+  const Json document = to_json(machine, bench.info(), bench.ceilings(), rows);
+  const bool slower = earlier && earlier->report(machine, document.at("benchmarks"));
+  if (!options.json_path.empty()) write_json(options.json_path, document);
   if (!options.trace_path.empty()) write_file(options.trace_path, bench.trace().text(machine));
   if (wrong != 0) fmt::print(stderr, "rapt: {} of {} results are wrong\n", wrong, rows.size());
-  return wrong == 0 ? kSuccess : kFailure;
+  return wrong == 0 && !slower ? kSuccess : kFailure;
 }
 
 }  // namespace rapt::tools

@@ -63,16 +63,17 @@ Json row_json(const Row& row) {
 
 }  // namespace
 
-Table::Table(const Machine& machine, const RunInfo& run, const std::vector<Problem>& problems)
-    : min_samples_(run.min_samples) {
+Table::Table(const Machine& machine, const RunInfo& run, const std::vector<Problem>& problems,
+             const EarlierRun* earlier)
+    : min_samples_(run.min_samples), earlier_(earlier) {
   for (const Problem& problem : problems) {
     width_ = std::max(width_, short_text(problem).size());
     type_width_ = std::max(type_width_, types_text(problem).size());
   }
   fmt::print("rapt {} on {}, {} CPUs; ISA {}{}\n", version(), machine.cpu.empty() ? machine.host : machine.cpu,
              machine.cpus, fmt::join(names(run.isas), ", "), run.set.empty() ? "" : "; set " + printable(run.set));
-  fmt::print("{:<{}}  {:<{}}  threads  median ms   GFLOP/s  % of peak    best  % of read  x naive\n", "problem", width_,
-             "type", type_width_);
+  fmt::print("{:<{}}  {:<{}}  threads  median ms   GFLOP/s  % of peak    best  % of read  x naive{}\n", "problem",
+             width_, "type", type_width_, earlier_ ? "  x before" : "");
   std::fflush(stdout);
 }
 
@@ -87,6 +88,11 @@ void Table::add(const Row& row) {
     const bench::Summary::Share& share = row.against_amx() ? row.time.of_amx : row.time.of_fma;
     fmt::print("  {:>9.{}f}  {:>8.1f}  {:>9}  {:>6}  {:>9}  {:>7}", ms, ms < 10 ? 4 : 2, row.gflops(),
                percent(share.median), percent(share.best), percent(row.time.of_read.median), naive);
+    if (earlier_) {
+      const double speed = earlier_->speedup(row_json(row));
+      const std::string text = std::isfinite(speed) ? fmt::format("{:.3f}", speed) : "-";
+      fmt::print("  {:>8}{}", text, speed < EarlierRun::kSlower ? "  slower" : "");
+    }
     if (row.time.steady < min_samples_) fmt::print("  {} of {} samples steady", row.time.steady, row.time.taken);
   } else {
     fmt::print("  WRONG: {}", row.error);

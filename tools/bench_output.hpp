@@ -6,6 +6,7 @@
 
 #include "bench/entry.hpp"
 #include "bench/timing.hpp"
+#include "bench_compare.hpp"
 #include "common.hpp"
 
 namespace rapt::tools {
@@ -47,13 +48,15 @@ struct RunInfo {
 /// The table on standard output, row by row as they come.
 class Table {
  public:
-  Table(const Machine& machine, const RunInfo& run, const std::vector<Problem>& problems);
+  /// With a column for how rows compare with `earlier`, unless it is null.
+  Table(const Machine& machine, const RunInfo& run, const std::vector<Problem>& problems, const EarlierRun* earlier);
   void add(const Row& row);
   void finish(const std::vector<Ceilings>& ceilings);
 
  private:
   std::size_t width_ = 7, type_width_ = 4;
   int min_samples_;
+  const EarlierRun* earlier_;
   std::string entry_;
 };
 

@@ -39,7 +39,8 @@ constexpr const char* kCheckExamples = R"(Examples:
   rapt check --json check.json)";
 constexpr const char* kBenchExamples = R"(Examples:
   rapt bench --set quick
-  rapt bench --set my_problems.txt --threads 1,2 --json rows.json
+  rapt bench --set my_problems.txt --threads 1,2 --json before.json
+  rapt bench --set my_problems.txt --threads 1,2 --compare before.json
   rapt bench --problem "b=1 hq=8 sq=512 d=64 causal" --entry attention --trace trace.json)";
 constexpr const char* kRooflineExamples = R"(Examples:
   rapt roofline --html roofline.html
@@ -138,6 +139,10 @@ class Arguments {
     bench->add_option("--entry", bench_.entry, kEntryHelp);
     bench->add_option("--seeds", bench_.seeds, "random inputs per problem")->check(CLI::Range(1, kMaxSeeds));
     add_min_time(*bench, bench_.min_time, "seconds of measurement per row");
+    bench
+        ->add_option("--compare", bench_.compare_path,
+                     "a file that --json wrote: compare rows of the same problem; exit code 1 if one is slower")
+        ->type_name("FILE");
     bench->add_option("--json", bench_.json_path, "also write the rows to this file, in the format of google-benchmark")
         ->type_name("FILE");
     bench->add_option("--trace", bench_.trace_path, "also write a timeline of a few calls per row, for Perfetto")

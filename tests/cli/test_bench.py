@@ -249,6 +249,69 @@ class BenchFiles(CliTest):
         self.assertFalse(Path("/dev/stdout").is_file())
 
 
+class Compare(CliTest):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.path = Path(folder.name) / "before.json"
+
+    def before(self, change):
+        """A run of two problems, in whose file `change` is made."""
+        self.run_ok("bench", "--min-time", "0.01", *self.problems, "--json", str(self.path))
+        document = json.loads(self.path.read_text())
+        change(document)
+        self.path.write_text(json.dumps(document))
+
+    problems = ("--problem", PROBLEM, "--problem", "b=1 hq=4 sq=64 d=32")
+
+    def compare(self):
+        return rapt("bench", "--min-time", "0.01", *self.problems, "--compare", str(self.path))
+
+    def test_speeds(self):
+        for factor, code in ((100, 1), (0.01, 0)):
+            def change(document):
+                for row in document["benchmarks"]:
+                    row["best_ms"] /= factor
+                    for share in ("of_peak_best", "of_bandwidth_best"):
+                        row[share] = row[share] and row[share] * factor
+            self.before(change)
+            result = self.compare()
+            self.assertEqual((result.returncode, result.stderr), (code, ""))
+            self.assertIn("x before", result.stdout)
+            speeds = [float(speed) for speed in re.findall(r"(?m)  (\d+\.\d{3})(?:  slower)?(?:  \d+ of .* steady)?$", result.stdout)]
+            self.assertEqual(len(speeds), 2, result.stdout)
+            self.assertTrue(all((speed < 0.95) == code for speed in speeds), result.stdout)
+            self.assertEqual(result.stdout.count("  slower"), 2 * code)
+            mean = math.sqrt(speeds[0] * speeds[1])
+            told = re.search(rf"before.json: 2 of 2 rows compared: geometric mean (.*)x, {2 * code} slower; least (.*)x: attention",
+                             result.stdout)
+            self.assertAlmostEqual(float(told[1]), mean, delta=0.001 + 0.01 * mean)
+            self.assertEqual(float(told[2]), min(speeds))
+
+    def test_rows_that_are_only_in_one_run(self):
+        def change(document):
+            document["benchmarks"][0]["threads"] = 77
+            document["benchmarks"][1] |= {"best_ms": 1e9, "of_peak_best": None, "of_bandwidth_best": None}
+            document["context"]["cpu"] = "Z80"
+        self.before(change)
+        result = self.compare()
+        self.assertEqual((result.returncode, result.stderr), (0, ""))
+        self.assertIn("before.json is of another CPU: Z80\n", result.stdout)
+        self.assertIn("before.json: 1 of 2 rows compared", result.stdout)
+        self.assertRegex(result.stdout, rf"(?m){re.escape(PROBLEM)} .*  -( |$)")
+
+    def test_other_files(self):
+        texts = ("", "[]", "{", '{"context": {"cpu": ""}, "benchmarks": 3}', '{"context": {}, "benchmarks": []}',
+                 '{"context": {"cpu": ""}, "benchmarks": [{"problem": "attention", "threads": "1"}]}')
+        for text in texts:
+            self.path.write_text(text)
+            self.assert_usage_error("bench", "--problem", PROBLEM, "--compare", str(self.path),
+                                    mentions="before.json: wanted a file that `rapt bench --json` wrote")
+        for path in (self.path.parent, self.path.parent / "none"):
+            self.assert_usage_error("bench", "--problem", PROBLEM, "--compare", str(path), mentions=f"--compare {path}: ")
+        self.assert_usage_error("bench", "--problem", PROBLEM, "--compare", "", mentions="--compare: an empty value")
+
+
 class Trace(CliTest):
     def trace(self, *problems, threads="1"):
         """(rows of --json, events of --trace by what they are)."""
