@@ -7,10 +7,18 @@ from typing import Any
 
 from rapt import _core
 from rapt._arrays import Array, empty_like, shape_of
-from rapt._attention import KvDtype
+from rapt._attention import SIGNATURE, KvDtype
 from rapt._scalars import truth
 
 __all__ = ["append_kv", "merge_states", "rotary_append_kv"]
+
+_PLAIN: dict[str, Any] = {name: SIGNATURE.parameters[name].default for name in _core.cache_arguments()}
+
+
+def cache_arguments(**given: Any) -> tuple[Any, ...]:
+    """What the extension is told of a cache, in its order, from those arguments of attention() that are given. Its
+    functions that take a cache take these last."""
+    return tuple((_PLAIN | given).values())
 
 
 def append_kv(

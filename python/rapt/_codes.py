@@ -8,8 +8,8 @@ from typing import Any, NoReturn, TypeAlias, get_args
 import torch
 from torch import Tensor
 
-from rapt import _core
 from rapt._attention import KvDtype
+from rapt._cache import append_kv
 
 KV_DTYPES: tuple[KvDtype, ...] = get_args(KvDtype)
 _GROUP = 32  # elements of i4x2 that share a scale: kernels with products of bf16 take such groups, and whole rows
@@ -133,12 +133,9 @@ def arrays_of(key: Rows, value: Rows) -> tuple[Tensor, Tensor, dict[str, Any]]:
 def write(k_new: Tensor, v_new: Tensor, keys: Rows, values: Rows, before: Any) -> None:
     """Writes new rows into memory, behind those that each sequence has; quantises them where it is of codes. Latents in codes have
     their rotary parts beside them as they are."""
-    if isinstance(keys, Codes) and not isinstance(values, Codes):
+    if isinstance(keys, Codes) and isinstance(values, Tensor):
         rows = torch.cat((k_new, v_new), -1)
-        tail = (keys.scale, keys.scale, None, None, values, keys.kv_dtype)
-        _core.append_kv(rows, rows[..., : k_new.shape[-1]], keys.codes, keys.codes, before, None, None, False, *tail)
-    elif isinstance(keys, Codes) and isinstance(values, Codes):
-        codes = (keys.scale, values.scale, None, None, None, keys.kv_dtype)
-        _core.append_kv(k_new, v_new, keys.codes, values.codes, before, None, None, False, *codes)
-    else:
-        _core.append_kv(k_new, v_new, keys, values, before, None, None, False, None, None, None, None, None, None)
+        k_new, v_new = rows, rows[..., : k_new.shape[-1]]
+        keys, values = keys.with_tail(values), keys
+    k, v, coding = arrays_of(keys, values)
+    append_kv(k_new, v_new, k, v, before, **coding)

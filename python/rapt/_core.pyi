@@ -46,7 +46,10 @@ def attention(*arguments: Any) -> Any:
     """`rapt.attention`: all its arguments, in its order."""
 
 def append_kv(*arguments: Any) -> None:
-    """`rapt.append_kv`: all its arguments, those of the cache last, in the order of cache.hpp."""
+    """`rapt.append_kv`: all its arguments, those of cache_arguments() last."""
+
+def cache_arguments() -> list[str]:
+    """The names of the arguments that say how a cache's keys lie and what they are coded in, in order."""
 
 def merge_states(outs: Sequence[Any], lses: Sequence[Any], out: Any, lse: Any, /) -> None:
     """`rapt.merge_states` into `out` and, if it is not None, `lse`."""
@@ -71,7 +74,7 @@ def select_topk(scores: Any, out: Any, threads: int | None, isa: str | None, /) 
     """`rapt.dsa.select_topk` into `out`."""
 
 def rotary_append_kv(*arguments: Any) -> None:
-    """`rapt.rotary_append_kv`: all its arguments and results, those of the cache last, in the order of cache.hpp."""
+    """`rapt.rotary_append_kv`: all its arguments and results, those of cache_arguments() last."""
 
 def explain(*arguments: Any) -> Explanation:
     """`rapt.explain`: all its arguments, in its order."""

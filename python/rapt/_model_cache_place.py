@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from rapt import _core
-from rapt._codes import Codes, Rows, parts_of, write
+from rapt._cache import cache_arguments
+from rapt._codes import Codes, Rows, arrays_of, parts_of, write
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -42,8 +43,9 @@ class Place:
     """Whether the memory was made in inference mode, and may be written there alone."""
     addresses: list[tuple[int, int]]
     """Where each part of the memory begins and ends."""
-    arrays: Any
-    """Keys and values as the extension reads them, and what it is given beside them. None for latents in codes."""
+    into: tuple[tuple[Any, ...], tuple[Any, ...]] | None
+    """Arguments of the extension: k, v, cache_seqlens and cu_seqlens, and what says how the rows are kept. None for
+    latents in codes."""
     views: tuple[Callable[[int, int], Any], ...]
     """Of the memory of keys and of values, from a row on, so many rows."""
 
@@ -58,14 +60,15 @@ class Place:
         if start is None or start != first_row(v, values) or room != v_room or b * h == 0:
             return None
         parts = (*parts_of(k), *parts_of(v))
-        arrays: Any = (k, v, (None,) * 6)
-        if isinstance(k, Codes):
-            arrays = (k.codes, v.codes, (k.scale, v.scale, None, None, None, k.kv_dtype)) if isinstance(v, Codes) else None
+        before, into = np.empty(b, np.int64), None
+        if type(k) is type(v):
+            k_array, v_array, coding = arrays_of(k, v)
+            into = (k_array, v_array, before, None), cache_arguments(**coding)
         return cls(
-            *(keys, values, k, v, start, keys.shape[2], room, k.dtype, (b, h, d, dv), np.empty(b, np.int64)),
+            *(keys, values, k, v, start, keys.shape[2], room, k.dtype, (b, h, d, dv), before),
             inference=any(x.is_inference() for x in parts),
             addresses=[addresses_of(x) for x in parts],
-            arrays=arrays,
+            into=into,
             views=(_views_of(k), _views_of(v)),
         )
 
@@ -90,7 +93,11 @@ class Place:
 
     def append(self, key_states: Tensor, value_states: Tensor) -> None:
         self.before.fill(self.start + self.rows)
-        write(key_states, value_states, self.key_memory, self.value_memory, self.before)
+        if self.into is None:
+            write(key_states, value_states, self.key_memory, self.value_memory, self.before)
+        else:
+            rows, kept = self.into
+            _core.append_kv(key_states, value_states, *rows, *kept)
         self.show(self.start, self.rows + key_states.shape[2])
 
     def append_rotated(self, query: Tensor, key_states: Tensor, value_states: Tensor, options: tuple[Any, ...]) -> bool:
@@ -98,19 +105,16 @@ class Place:
         rapt.rotary_append_kv that begin with cos and end with q_out. False if nothing is written, because rapt refuses
         such tensors, or there is no room."""
         n = key_states.shape[2]
-        if self.arrays is None or self.start + self.rows + n > self.room or n == 0:
+        if self.into is None or self.start + self.rows + n > self.room or n == 0:
             return False
         if self.inference and not torch.is_inference_mode_enabled():
             return False
         if key_states.dtype is not self.dtype or value_states.dtype is not self.dtype or type(value_states) is not Tensor:
             return False
         self.before.fill(self.start + self.rows)
-        keys, values, coding = self.arrays
+        rows, kept = self.into
         try:
-            _core.rotary_append_kv(
-                *(query, key_states, value_states, keys, values, self.before, None),
-                *(*options, None, None, False, *coding),
-            )
+            _core.rotary_append_kv(query, key_states, value_states, *rows, *options, None, *kept)
         except (TypeError, ValueError):
             return False
         self.show(self.start, self.rows + n)

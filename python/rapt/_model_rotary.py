@@ -21,6 +21,7 @@ from torch.nn.modules import module as all_modules
 from transformers import DynamicCache
 
 from rapt import _core, _refusals
+from rapt._cache import cache_arguments
 from rapt._model_cache import Cache
 from rapt._model_rotary_forms import ROTATE, Rotation, norm_of
 from rapt._model_rotary_source import rewritten
@@ -29,7 +30,7 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _MARK = "rapt_rotary"
 _CACHES = (Cache, DynamicCache)
 _NO_NORMS: Any = (None, None, 0.0, False)
-_NO_CACHE = (None,) * 6
+_NO_CACHE = cache_arguments()
 _log = logging.getLogger("rapt.transformers")
 names: set[str] = set()
 """Of attention, as configs have them."""
@@ -198,7 +199,7 @@ def _fused(q: Tensor, k: Tensor, v: Tensor, options: tuple[Any, ...], past: Any,
             return options[-1], *rows
     turned = torch.empty_like(k)
     try:
-        _core.rotary_append_kv(q, k, None, None, None, None, None, *options, turned, None, False, *_NO_CACHE)
+        _core.rotary_append_kv(q, k, None, None, None, None, None, *options, turned, *_NO_CACHE)
     except (TypeError, ValueError):
         return None
     if past is not None:

@@ -1,5 +1,11 @@
 #include "rapt/append_kv.hpp"
 
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <string>
+#include <vector>
+
 #include "bind.hpp"
 #include "cache.hpp"
 #include "call.hpp"
@@ -36,7 +42,15 @@ void bind_append_kv(nb::module_& m) {
   m.def(
       "append_kv", [](const nb::args& given) { append_kv(arguments_of<AppendArguments>(given)); },
       nb::sig("def append_kv(*arguments: Any) -> None"),
-      "`rapt.append_kv`: all its arguments, those of the cache last, in the order of cache.hpp.");
+      "`rapt.append_kv`: all its arguments, those of cache_arguments() last.");
+  m.def(
+      "cache_arguments",
+      [] {
+        std::vector<std::string> names(CacheLayout::kNames.begin(), CacheLayout::kNames.end());
+        names.insert(names.end(), CacheArguments::kNames.begin(), CacheArguments::kNames.end());
+        return names;
+      },
+      "The names of the arguments that say how a cache's keys lie and what they are coded in, in order.");
 }
 
 }  // namespace rapt::python

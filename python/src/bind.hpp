@@ -6,7 +6,8 @@
 #include <array>
 #include <bit>
 #include <cstddef>
-#include <string>
+
+#include "error.hpp"
 
 namespace rapt::python {
 namespace nb = nanobind;
@@ -19,7 +20,7 @@ namespace nb = nanobind;
 template <class Arguments>
 Arguments arguments_of(const nb::tuple& given) {
   constexpr std::size_t n = sizeof(Arguments) / sizeof(nb::handle);
-  if (given.size() != n) throw nb::type_error(("wanted " + std::to_string(n) + " arguments").c_str());
+  if (given.size() != n) refuse_count(given.size(), n);
   std::array<nb::handle, n> arguments;
   for (std::size_t i = 0; i < n; ++i) arguments[i] = PyTuple_GetItem(given.ptr(), static_cast<Py_ssize_t>(i));
   return std::bit_cast<Arguments>(arguments);

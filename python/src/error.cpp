@@ -2,6 +2,8 @@
 
 #include <nanobind/nanobind.h>
 
+#include <stdexcept>
+#include <string>
 #include <string_view>
 
 #include "rapt/types.hpp"
@@ -61,6 +63,9 @@ void refuse_type(const std::string& argument, const std::string& got, const std:
 }
 void refuse_value(const std::string& argument, const std::string& got, const std::string& wanted) {
   throw nb::value_error(text(argument, got, wanted).c_str());
+}
+void refuse_count(std::size_t got, std::size_t wanted) {
+  throw std::logic_error("got " + std::to_string(got) + " arguments; wanted " + std::to_string(wanted));
 }
 
 void refuse(const Error& error, const PythonNames& names) {

@@ -1,6 +1,7 @@
 // Refusals and how they look in Python.
 #pragma once
 
+#include <cstddef>
 #include <span>
 #include <string>
 #include <string_view>
@@ -13,6 +14,10 @@ namespace rapt::python {
 /// What an argument should have been. Both throw; `argument` is the name in Python.
 [[noreturn]] void refuse_type(const std::string& argument, const std::string& got, const std::string& wanted);
 [[noreturn]] void refuse_value(const std::string& argument, const std::string& got, const std::string& wanted);
+
+/// Throws what is a RuntimeError in Python: the package called the extension with too many arguments, or too few. No
+/// caller takes that for a refusal.
+[[noreturn]] void refuse_count(std::size_t got, std::size_t wanted);
 
 /// Pairs of the library's name of an argument and Python's. Others are called alike.
 using PythonNames = std::span<const std::pair<std::string_view, std::string_view>>;

@@ -1,6 +1,8 @@
 // What Python says of how keys lie: which arguments, and the kind that follows from them.
 #pragma once
 
+#include <array>
+
 #include "array.hpp"
 #include "error.hpp"
 #include "rapt/kv_cache.hpp"
@@ -8,9 +10,10 @@
 
 namespace rapt::python {
 
-/// Of a cache, in the order in which Python hands them on.
+/// Of a cache, in the order in which Python hands them on, and their names.
 struct CacheLayout {
   nb::handle block_table, ring;
+  static constexpr std::array kNames{"block_table", "ring"};
 
   void give(Arrays& arrays, KvCache& cache) const {
     cache.block_table = arrays.take("block_table", block_table, {.elements = Elements::integers});

@@ -59,7 +59,7 @@ void bind_rotary_append_kv(nb::module_& m) {
   m.def(
       "rotary_append_kv", [](const nb::args& given) { rotary_append_kv(arguments_of<RotaryArguments>(given)); },
       nb::sig("def rotary_append_kv(*arguments: Any) -> None"),
-      "`rapt.rotary_append_kv`: all its arguments and results, those of the cache last, in the order of cache.hpp.");
+      "`rapt.rotary_append_kv`: all its arguments and results, those of cache_arguments() last.");
 }
 
 }  // namespace rapt::python

@@ -1,11 +1,15 @@
 """Paged, ring and quantised caches, append_kv and merge_states, against float64."""
 
+import inspect
+
 import ml_dtypes
 import numpy as np
 import pytest
 import rapt
 import reference
 import torch
+from rapt import _core
+from rapt._cache import cache_arguments
 from reference import assert_close, inputs
 
 
@@ -282,3 +286,25 @@ def test_refusals_name_pythons_arguments():
         rapt.merge_states([rows, rows], [lse, lse.repeat(2, 2)])
     with pytest.raises(TypeError, match=r"^lses\[1\]: got dtype float64; wanted float32$"):
         rapt.merge_states([rows, rows], [lse, lse.astype(np.float64)])
+
+
+@pytest.mark.parametrize("function", [rapt.attention, rapt.append_kv, rapt.rotary_append_kv])
+def test_all_that_the_extension_knows_of_caches_has_a_name_in_python(function, monkeypatch):
+    """What a new layout adds, too: callers that do not know it hand on its default."""
+    calls, parameters = [], inspect.signature(function).parameters
+    monkeypatch.setattr(_core, function.__name__, lambda *arguments: calls.append(arguments))
+    names = _core.cache_arguments()
+    assert cache_arguments() == tuple(parameters[name].default for name in names)
+    given = {name: object() for name in names}
+    needed = [name for name, parameter in parameters.items() if parameter.default is parameter.empty]
+    function(**dict.fromkeys(needed) | {"k": "rows"} | given)
+    (got,) = calls
+    first = got.index(given[names[0]])
+    assert got[first : first + len(names)] == cache_arguments(**given) == tuple(given.values())
+
+
+@pytest.mark.parametrize("name", ["attention", "append_kv", "rotary_append_kv"])
+def test_a_call_without_an_argument_is_no_refusal(name):
+    """Which models would take for one, and go another way."""
+    with pytest.raises(RuntimeError, match=r"^got 2 arguments; wanted \d+$"):
+        getattr(_core, name)(None, None)

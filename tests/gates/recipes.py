@@ -55,7 +55,7 @@ EXAMPLES += [
     operation("rotary_append_kv", "python/rapt/_cache.py", "python/rapt/_model_cache_place.py", "python/rapt/_model_rotary.py",
               "src/cuda/kernels/kernels.hpp"),
     operation("append_kv", "include/rapt/rotary_append_kv", "python/rapt/__init__.py", "python/rapt/_cache.py", "python/rapt/_codes.py",
-              "python/rapt/_flash_attn_cache.py", "python/rapt/_fp8_rows.py", "python/rapt/_vllm_attention.py", "python/rapt/mla.py",
+              "python/rapt/_flash_attn_cache.py", "python/rapt/_fp8_rows.py", "python/rapt/_model_cache_place.py", "python/rapt/_vllm_attention.py", "python/rapt/mla.py",
               "src/cuda/kernels/kernels.hpp", "src/cuda/tile/append_row.cuh", "src/operations/rotary_append_kv/",
               "tests/operations/rotary_append_kv/"),
     operation("select_topk", "python/rapt/_dsa", "python/rapt/dsa.py", "python/rapt/torch.py", "python/src/dsa.cpp",
