@@ -136,7 +136,12 @@ def _views_of(memory: Rows) -> Callable[[int, int], Any]:
         codes, scale = _views_of(memory.codes), _views_of(memory.scale)
         return lambda start, rows: memory.of(codes(start, rows), scale(start, rows))
     (b, h, _, d), strides, first, view = memory.shape, memory.stride(), memory.storage_offset(), memory.as_strided
-    return lambda start, rows: view((b, h, rows, d), strides, first + start * strides[2])  # in half the time of narrow()
+    step = strides[2]
+
+    def rows_from(start: int, rows: int) -> Tensor:  # as_strided() takes half the time of narrow(), and less without an offset
+        return view((b, h, rows, d), strides, first + start * step) if start else view((b, h, rows, d), strides)
+
+    return rows_from
 
 
 def addresses_of(memory: Tensor) -> tuple[int, int]:

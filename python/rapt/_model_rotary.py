@@ -166,12 +166,12 @@ def _weights(q_norm: Any, k_norm: Any, dtype: torch.dtype) -> tuple[Any, Any, fl
     q, k = _weight(q_norm, dtype), _weight(k_norm, dtype)
     if q is None or k is None or all_modules._global_forward_hooks or all_modules._global_forward_pre_hooks:
         return None
-    (q_weight, *rest), (k_weight, *same) = q, k
-    if q_weight is None or k_weight is None:
-        rest = rest if k_weight is None else same
-    elif rest != same:
+    (q_weight, epsilon, plus_one), (k_weight, k_epsilon, k_plus_one) = q, k
+    if q_weight is None:
+        epsilon, plus_one = k_epsilon, k_plus_one
+    elif k_weight is not None and (epsilon != k_epsilon or plus_one != k_plus_one):
         return None
-    return (q_weight, k_weight, *rest)
+    return q_weight, k_weight, epsilon, plus_one
 
 
 def _weight(norm: Any, dtype: torch.dtype) -> Any:
