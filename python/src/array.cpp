@@ -390,15 +390,16 @@ MutableTensorView Arrays::take(const char* name, nb::handle object, const Readin
   Array read = array(name, object, reading);
   if (read.owner.is_valid()) owners_.push_back(std::move(read.owner));
   if (read.is_tensor) {
+    if (!has_tensors_) recorded_ = is_grad_enabled();
     has_tensors_ = true;
-    refuse_grad(name, object);
+    refuse_grad(name, object, recorded_);
     if (reading.writable) written_.push_back(object);
   }
   return read.view;
 }
 
 void Arrays::mark_written() const {
-  for (const nb::handle tensor : written_) python::mark_written(tensor);
+  if (!written_.empty()) python::mark_written(written_);
 }
 
 }  // namespace rapt::python

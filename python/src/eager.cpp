@@ -63,9 +63,6 @@ struct State {
   }
 };
 
-bool is_grad_enabled(const Torch& torch) {
-  return checked(PyObject_CallNoArgs(torch.is_grad_enabled.ptr())).ptr() == Py_True;
-}
 bool requires_grad(nb::handle tensor) {
   static PyObject* const name = interned("requires_grad");
   return checked(PyObject_GetAttr(tensor.ptr(), name)).ptr() != Py_False;
@@ -79,7 +76,7 @@ enum class Caller { python, dispatcher };
 class Tensors {
  public:
   Tensors(const Torch& torch, Caller caller)
-      : torch_(torch), caller_(caller), enabled_(caller == Caller::python && is_grad_enabled(torch)) {}
+      : torch_(torch), caller_(caller), enabled_(caller == Caller::python && is_grad_enabled()) {}
 
   bool read(nb::handle tensor, MutableTensorView& view) {
     const std::optional<MutableTensorView> found = view_by_table(torch_, tensor, caller_ == Caller::dispatcher);
@@ -277,7 +274,7 @@ bool is_plain(nb::handle keyset, std::uint64_t plain) {
 // Whether a gradient of one of them is to be recorded.
 bool is_recorded(const nb::args& given) {
   const Torch& torch = *loaded_torch();
-  if (!is_grad_enabled(torch)) return false;
+  if (!is_grad_enabled()) return false;
   return std::any_of(given.begin(), given.end(), [&](nb::handle object) {
     return PyObject_IsInstance(object.ptr(), torch.tensor.ptr()) == 1 && requires_grad(object);
   });

@@ -118,20 +118,26 @@ nb::object call_method(nb::handle object, PyObject* name) {
   return checked(PyObject_VectorcallMethod(name, &self, 1, nullptr));
 }
 
-void refuse_grad(const char* argument, nb::handle tensor) {
-  static PyObject* const requires_grad = interned("requires_grad");
-  if (checked(PyObject_GetAttr(tensor.ptr(), requires_grad)).ptr() != Py_True) return;
-  if (argument == std::string_view("out")) refuse_value(argument, "a tensor that requires grad", "one that does not");
-  if (checked(PyObject_CallNoArgs(loaded_torch()->is_grad_enabled.ptr())).ptr() == Py_True)
-    refuse_value(argument, "a tensor that requires grad",
-                 "one that does not, as rapt's own functions have no backward (use those of rapt.torch, "
-                 "torch.no_grad() or .detach())");
+bool is_grad_enabled() {
+  return checked(PyObject_CallNoArgs(loaded_torch()->is_grad_enabled.ptr())).ptr() == Py_True;
 }
 
-void mark_written(nb::handle tensor) {
-  static PyObject* const is_inference = interned("is_inference");
-  if (call_method(tensor, is_inference).ptr() != Py_True)  // which autograd does not follow
-    nb::handle(loaded_torch()->increment_version)(tensor);
+void refuse_grad(const char* argument, nb::handle tensor, bool recorded) {
+  static PyObject* const requires_grad = interned("requires_grad");
+  const bool is_out = argument == std::string_view("out");
+  if (!(is_out || recorded) || checked(PyObject_GetAttr(tensor.ptr(), requires_grad)).ptr() != Py_True) return;
+  if (is_out) refuse_value(argument, "a tensor that requires grad", "one that does not");
+  refuse_value(argument, "a tensor that requires grad",
+               "one that does not, as rapt's own functions have no backward (use those of rapt.torch, "
+               "torch.no_grad() or .detach())");
+}
+
+void mark_written(std::span<const nb::handle> tensors) {
+  nb::object all = checked(PyTuple_New(static_cast<Py_ssize_t>(tensors.size())));
+  Py_ssize_t i = 0;
+  for (const nb::handle tensor : tensors) PyTuple_SetItem(all.ptr(), i++, tensor.inc_ref().ptr());
+  PyObject* argument = all.ptr();
+  checked(PyObject_Vectorcall(loaded_torch()->increment_version.ptr(), &argument, 1, nullptr));
 }
 
 }  // namespace rapt::python

@@ -76,9 +76,11 @@ nb::object checked(PyObject* object);
 /// The method without arguments `name`.
 nb::object call_method(nb::handle object, PyObject* name);
 
-/// Refuses (ValueError) a tensor that requires grad where gradients are recorded; `out` wherever they are.
-void refuse_grad(const char* argument, nb::handle tensor);
-/// Tells autograd that a tensor was changed in place: what it had saved of it is stale.
-void mark_written(nb::handle tensor);
+/// Whether PyTorch, which is loaded, records gradients.
+bool is_grad_enabled();
+/// Refuses (ValueError) a tensor that requires grad where gradients are `recorded`; `out` wherever they are.
+void refuse_grad(const char* argument, nb::handle tensor, bool recorded);
+/// Tells autograd that tensors were changed in place: what it had saved of them is stale.
+void mark_written(std::span<const nb::handle> tensors);
 
 }  // namespace rapt::python
