@@ -23,7 +23,7 @@ namespace rapt {
 
 struct Bound;
 
-inline constexpr unsigned kAlways = ~0u;  // in every mode
+inline constexpr unsigned kAlways = ~0u;  // whatever a call's features
 
 // A tensor or list of tensors of a call, or a step between them.
 struct Argument {
@@ -32,7 +32,7 @@ struct Argument {
   DTypeSet types = 0;
   const char* wanted_types = nullptr;  // where the types' own text says too little
   Shapes shapes = "";
-  unsigned needed_in = kAlways, only_in = kAlways, written_in = kAlways;  // modes
+  unsigned needed_in = kAlways, only_in = kAlways, written_in = kAlways;  // of calls that have any of these features
   const char* like_name = nullptr;                                        // the argument whose type it has
   std::int8_t like = -1;
   bool is_packed = false;         // i4x2 has two elements of the last dimension in a byte
@@ -59,13 +59,13 @@ struct Argument {
     return a;
   }
   constexpr Argument optional() const { return needed(0); }
-  constexpr Argument needed(unsigned modes) const { return with(&Argument::needed_in, modes); }
-  // Given only in these modes; `is_needed`: always then.
-  constexpr Argument in(unsigned modes, bool is_needed = false) const {
-    return with(&Argument::only_in, modes).needed(is_needed ? modes : 0);
+  constexpr Argument needed(unsigned features) const { return with(&Argument::needed_in, features); }
+  // Given only in calls with any of these features; `is_needed`: always then.
+  constexpr Argument in(unsigned features, bool is_needed = false) const {
+    return with(&Argument::only_in, features).needed(is_needed ? features : 0);
   }
-  // Of what is written: read in other modes.
-  constexpr Argument written_only_in(unsigned modes) const { return with(&Argument::written_in, modes); }
+  // Of what is written: read by calls with none of these features.
+  constexpr Argument written_only_in(unsigned features) const { return with(&Argument::written_in, features); }
   constexpr Argument type_of(const char* other) const { return with(&Argument::like_name, other); }
   constexpr Argument with_types(const char* text) const { return with(&Argument::wanted_types, text); }
   constexpr Argument packed() const { return with(&Argument::is_packed, true); }
@@ -81,8 +81,8 @@ struct Argument {
   std::size_t count_in(const void* args) const { return count ? count(args) : 1; }
   // "lses[2]".
   std::string name_of(std::size_t i) const { return count ? name + ("[" + std::to_string(i) + "]") : name; }
-  constexpr bool is_output(unsigned mode) const { return is_written && (written_in & mode) != 0; }
-  constexpr bool is_needed(unsigned mode) const { return needed_in == kAlways || (needed_in & mode) != 0; }
+  constexpr bool is_output(unsigned features) const { return is_written && (written_in & features) != 0; }
+  constexpr bool is_needed(unsigned features) const { return needed_in == kAlways || (needed_in & features) != 0; }
 };
 
 namespace detail {
@@ -181,7 +181,7 @@ inline constexpr std::size_t kMaxDimensions = 24;  // that a table may name
 struct ArgumentList {
   std::span<const Argument> arguments;
   std::span<const std::string_view> dimensions;
-  std::span<const char* const> modes;  // their names, from the lowest bit on
+  std::span<const char* const> feature_names;  // from the lowest bit on
 };
 
 template <std::size_t kArguments>

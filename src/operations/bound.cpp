@@ -70,8 +70,8 @@ Strides strides_along(const Layout& t, int b, int h, int s, int d) {
   return {step(b, 0), step(h, 0), step(s, 0), step(d, 1)};
 }
 
-Bound::Bound(const ArgumentList& list, const void* arguments, unsigned modes, Device place)
-    : table(list), args(arguments), mode(modes), device(place) {
+Bound::Bound(const ArgumentList& list, const void* arguments, unsigned call_features, Device place)
+    : table(list), args(arguments), features(call_features), device(place) {
   sizes.fill(-1), owner_.fill(-1);
   tensors_.reserve(kTensors);
 }
@@ -90,7 +90,7 @@ std::array<int64_t, 3> Bound::last_rows() const {
 
 bool Bound::writes_nothing() const {
   return std::none_of(tensors_.begin(), tensors_.end(),
-                      [&](const BoundTensor& t) { return t.argument->is_output(mode) && t.bytes > 0; });
+                      [&](const BoundTensor& t) { return t.argument->is_output(features) && t.bytes > 0; });
 }
 
 void Bound::set_alias(std::string_view name) {
@@ -107,16 +107,16 @@ std::string Bound::owner_text(const Dimension& dim) const {
   return text.append(dim.name);
 }
 
-std::string Bound::mode_text(unsigned modes, const char* last) const {
+std::string Bound::features_text(unsigned bits, const char* last) const {
   std::vector<std::string_view> names;
-  for (std::size_t i = 0; i < table.modes.size(); ++i)
-    if (modes >> i & 1) names.emplace_back(table.modes[i]);
+  for (std::size_t i = 0; i < table.feature_names.size(); ++i)
+    if (bits >> i & 1) names.emplace_back(table.feature_names[i]);
   return list_text(names, last);
 }
 
 // Whether a tensor has the right sizes in another order.
 bool Bound::is_permuted(const BoundTensor& t) const {
-  const Shape& shape = t.argument->shapes.in(mode);
+  const Shape& shape = t.argument->shapes.in(features);
   std::array<int64_t, kMaxDims> wanted{};
   std::size_t n = 0;
   for (const Dimension& dim : shape.dimensions()) wanted[n++] = (dim.name.empty() ? 0 : (*this)[dim.id]) + dim.plus;
@@ -126,7 +126,7 @@ bool Bound::is_permuted(const BoundTensor& t) const {
 }
 
 void Bound::refuse_shape(const BoundTensor& t, const Dimension& dim) const {
-  const Shape& shape = t.argument->shapes.in(mode);
+  const Shape& shape = t.argument->shapes.in(features);
   const std::string given = "shape " + rapt::shape_text(static_cast<const Layout&>(*t.view));
   if (shape.optional_count > 1) {
     std::string names;
@@ -146,8 +146,8 @@ void Bound::refuse_shape(const BoundTensor& t, const Dimension& dim) const {
 
 void Bound::refuse_missing(const BoundTensor& t) const {
   const Argument& a = *t.argument;
-  std::string wanted = a.of_name ? "the gradient of " + std::string(a.of_name) : shape_text(a.shapes.in(mode));
-  if (a.needed_in != kAlways) wanted += " for " + mode_text(a.needed_in & mode, " and ");
+  std::string wanted = a.of_name ? "the gradient of " + std::string(a.of_name) : shape_text(a.shapes.in(features));
+  if (a.needed_in != kAlways) wanted += " for " + features_text(a.needed_in & features, " and ");
   throw Error(t.name(), "no tensor", wanted);
 }
 
@@ -157,7 +157,7 @@ void Bound::bind_rows(const BoundTensor& t, int count) {
     row_dims = count;
     std::copy_n(layout.shape.begin(), count, rows.begin());
   }
-  const Shape& shape = t.argument->shapes.in(mode);
+  const Shape& shape = t.argument->shapes.in(features);
   if (count != row_dims)
     throw Error(t.name(), "shape " + rapt::shape_text(layout),
                 tensors_.front().name() + "'s dimensions before the last, " + shape_text(shape));
@@ -168,7 +168,7 @@ void Bound::bind_rows(const BoundTensor& t, int count) {
 }
 
 void Bound::bind_shape(const BoundTensor& t) {
-  const Shape& shape = t.argument->shapes.in(mode);
+  const Shape& shape = t.argument->shapes.in(features);
   const Layout& layout = *t.view;
   const int missing = shape.has_rows ? 0 : shape.count - layout.ndim;
   const int in_front = shape.has_rows ? layout.ndim - shape.count : 0;
@@ -231,7 +231,7 @@ void Bound::check_gradient(const BoundTensor& t) const {
 
 void Bound::bind(const Argument& argument, const TensorView& view, std::size_t index) {
   BoundTensor t{&argument, &view, 0, static_cast<std::uint32_t>(index)};
-  const bool is_output = argument.is_output(mode);
+  const bool is_output = argument.is_output(features);
   t.bytes = plain_span_of(view, is_output);
   if (t.bytes < 0) t.bytes = span_of(t.name(), view, is_output);
   if (view.device != device) {
@@ -256,14 +256,14 @@ void Bound::check() {
     }
     if (a.is_unchecked) continue;
     const std::size_t n = a.count_in(args);
-    if (n == 0 && a.is_needed(mode)) throw Error(a.name, "no tensors", "one or more");
+    if (n == 0 && a.is_needed(features)) throw Error(a.name, "no tensors", "one or more");
     for (std::size_t i = 0; i < n; ++i) {
       const TensorView& view = *a.get(args, i);
       if (view.ndim == 0) {
-        if (a.is_needed(mode)) refuse_missing(BoundTensor{&a, &view, 0, static_cast<std::uint32_t>(i)});
+        if (a.is_needed(features)) refuse_missing(BoundTensor{&a, &view, 0, static_cast<std::uint32_t>(i)});
         continue;
       }
-      if (!(a.only_in & mode)) throw Error(a.name, "a tensor", "one only with " + mode_text(a.only_in, " or "));
+      if (!(a.only_in & features)) throw Error(a.name, "a tensor", "one only with " + features_text(a.only_in, " or "));
       bind(a, view, i);
     }
   }
@@ -271,10 +271,10 @@ void Bound::check() {
 
 void Bound::check_overlaps() const {
   for (const BoundTensor& output : tensors_) {
-    if (!output.argument->is_output(mode) || output.is_alias) continue;
+    if (!output.argument->is_output(features) || output.is_alias) continue;
     for (const BoundTensor& other : tensors_) {
       // Of two outputs the later is named.
-      if (&other == &output || other.is_alias || (other.argument->is_output(mode) && &output < &other)) continue;
+      if (&other == &output || other.is_alias || (other.argument->is_output(features) && &output < &other)) continue;
       if (may_overlap(*output.view, output.bytes, *other.view, other.bytes))
         throw Error(output.name(), "memory shared with " + other.name(), "outputs that overlap nothing");
     }

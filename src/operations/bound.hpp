@@ -28,13 +28,13 @@ struct BoundTensor {
 struct Bound {
   const ArgumentList& table;
   const void* args;
-  unsigned mode;
+  unsigned features;  // of the call, as bits
   Device device;
   std::array<std::int64_t, kMaxDimensions> sizes;  // -1: not known yet
   std::array<std::int64_t, kMaxDims> rows{};       // of "...", the first `row_dims`
   int row_dims = -1;                               // -1: not known yet
 
-  Bound(const ArgumentList& list, const void* arguments, unsigned modes, Device place);
+  Bound(const ArgumentList& list, const void* arguments, unsigned call_features, Device place);
   Bound(const Bound&) = delete;
   Bound& operator=(const Bound&) = delete;
 
@@ -63,7 +63,7 @@ struct Bound {
   [[noreturn]] void refuse_missing(const BoundTensor& tensor) const;
   [[noreturn]] void refuse_shape(const BoundTensor& tensor, const Dimension& dim) const;
   std::string owner_text(const Dimension& dim) const;
-  std::string mode_text(unsigned modes, const char* last) const;
+  std::string features_text(unsigned bits, const char* last) const;
   bool is_permuted(const BoundTensor& tensor) const;
 
   static constexpr std::size_t kTensors = 26;       // more than a call has, lists apart

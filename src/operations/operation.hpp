@@ -16,9 +16,9 @@ namespace rapt {
 //     static Call bind(args, bound)     the problem and the parameters; throws Error for what the table cannot say
 //     static void check_values(args, call)  if what tensors hold may be wrong, once they are known not to overlap
 //     static void set_scalars(c, args)  if there are arguments that are no tensors: from C
-//     static unsigned mode(args)        if shapes or presence depend on it: one bit or more; else 1
-//     static constexpr const char* modes[]  then: names of those that errors speak of, from the lowest bit on
-//     static std::vector<Problem> corners(problem)  if its entry depends on sizes: corner_problems() of call.hpp
+//     static unsigned features(args)    if shapes or presence depend on them: the call's features, one bit or more;
+//     else 1 static constexpr const char* feature_names[]  then: of the features that errors speak of, from the lowest
+//     bit on static std::vector<Problem> corners(problem)  if its entry depends on sizes: corner_problems() of call.hpp
 //     static Device device(args)        if it runs on GPUs: where its tensors are to be; else the CPU
 template <class Args>
 struct OperationOf;
@@ -27,7 +27,7 @@ template <class Args>
 constexpr ArgumentList arguments_of() {
   using Op = OperationOf<Args>;
   ArgumentList list{Op::arguments.arguments, {Op::arguments.dimensions.data(), Op::arguments.count}, {}};
-  if constexpr (requires { Op::modes; }) list.modes = Op::modes;
+  if constexpr (requires { Op::feature_names; }) list.feature_names = Op::feature_names;
   return list;
 }
 template <class Args>

@@ -34,11 +34,11 @@ constexpr bool takes_scalars = requires(const typename OperationOf<Args>::C& c, 
 template <class Args>
 Call validate_by_table(const Args& args, std::span<const std::byte> workspace) {
   using Op = OperationOf<Args>;
-  unsigned mode = 1;
+  unsigned features = 1;
   Device device{};
-  if constexpr (requires { Op::mode(args); }) mode = Op::mode(args);
+  if constexpr (requires { Op::features(args); }) features = Op::features(args);
   if constexpr (runs_on_gpus<Args>) device = Op::device(args);
-  Bound bound(kArgumentsOf<Args>, &args, mode, device);
+  Bound bound(kArgumentsOf<Args>, &args, features, device);
   bound.check();
   // Default scales are computed in floating point.
   [[maybe_unused]] const std::conditional_t<takes_scalars<Args>, FloatEnvironment, std::monostate> environment{};

@@ -31,12 +31,12 @@ struct Dimension {
 // The dimensions of an argument, outermost first. "..." in front stands for any number of dimensions, which are the
 // same in all arguments that have it.
 struct Shape {
-  unsigned mode = 0;  // holds for calls that have all of these modes
+  unsigned features = 0;  // holds for calls that have all of these features
   bool has_rows = false;
   std::int8_t count = 0, optional_count = 0;
   std::array<Dimension, kMaxDims> dims{};
 
-  constexpr Shape(std::string_view text = "", unsigned when = 0) : mode(when) {
+  constexpr Shape(std::string_view text = "", unsigned when = 0) : features(when) {
     while (!text.empty()) {
       const std::size_t end = std::min(text.find(' '), text.size());
       add(text.substr(0, end));
@@ -75,15 +75,16 @@ struct Shape {
   }
 };
 
-// An argument's shape in each mode. The first one holds where no other does; of others the first that fits.
+// An argument's shapes, by the features of the call. The first one holds where no other does; of others the first that
+// fits.
 struct Shapes {
   std::array<Shape, 5> all{};
   std::uint8_t count = 1;
 
   constexpr Shapes(const char* text) { all[0] = Shape(text); }
-  constexpr Shapes when(unsigned mode, const char* text) const {
+  constexpr Shapes when(unsigned features, const char* text) const {
     Shapes result = *this;
-    result.all[result.count++] = Shape(text, mode);
+    result.all[result.count++] = Shape(text, features);
     return result;
   }
   constexpr Shapes operator+(const char* more) const {
@@ -98,9 +99,9 @@ struct Shapes {
       for (Dimension& dim : shape.dims) dim.broadcastable = dim.name != kept;
     return result;
   }
-  constexpr const Shape& in(unsigned mode) const {
+  constexpr const Shape& in(unsigned features) const {
     for (std::uint8_t i = 1; i < count; ++i)
-      if ((all[i].mode & mode) == all[i].mode) return all[i];
+      if ((all[i].features & features) == all[i].features) return all[i];
     return all[0];
   }
 };

@@ -5,8 +5,8 @@
 #include <array>
 
 #include "operations/append_kv/params.hpp"
+#include "operations/attention/features.hpp"
 #include "operations/attention/keys.hpp"
-#include "operations/attention/modes.hpp"
 #include "operations/operation.hpp"
 #include "rapt/append_kv.hpp"
 #include "rapt/cost.hpp"
@@ -14,12 +14,12 @@
 namespace rapt {
 
 // The kind of the cache, and what else shapes depend on.
-struct AppendModes : KvModes {
+struct AppendFeatures : KvFeatures {
   static constexpr unsigned ragged = any + 1;  // new rows
   // Scales have an element for every row: they and zeros are computed and written, else given and read.
   static constexpr unsigned computes_k = ragged << 1, computes_v = ragged << 2, last = computes_v;
   static constexpr auto names =
-      join(KvModes::names, std::array{"ragged rows", "computed scales of k", "computed scales of v"});
+      join(KvFeatures::names, std::array{"ragged rows", "computed scales of k", "computed scales of v"});
   static unsigned of(const AppendKvArgs& args);
 
   static constexpr Shapes new_rows = Shapes("b hk n").when(ragged, "total hk");
@@ -42,12 +42,12 @@ void derive_room(const AppendKvArgs& args, const AppendDimensions& dims, Bound& 
 void derive_head_dim(const AppendKvArgs& args, const AppendDimensions& dims, Bound& bound);
 using Step = void (*)(const void* args, Bound& bound);
 
-// `room`, `head_dim`: the steps, of Args; kCached: the mode of calls with a cache; kPath: the member of Args that is
-// an AppendKvArgs; none if Args is.
+// `room`, `head_dim`: the steps, of Args; kCached: the features of calls with a cache; kPath: the member of Args that
+// is an AppendKvArgs; none if Args is.
 template <class C, unsigned kCached, class Args, auto... kPath>
 constexpr auto append_inputs(Step room, Step head_dim) {
   using F = AppendKvArgs;
-  using M = AppendModes;
+  using Features = AppendFeatures;
   constexpr Shapes rows = AttentionShapes::cache, scales = rows.broadcast_but("hk");
   const std::array cache = {
       written<&C::k, kPath..., &F::cache, &KvCache::k>("cache.k", kCacheTypes, rows + "dk").packed().in(kCached, true),
@@ -58,24 +58,24 @@ constexpr auto append_inputs(Step room, Step head_dim) {
   const std::array rest = {
       step(room),
       read<&C::seqlens, kPath..., &F::seqlens>("seqlens", kIntegers, "b").needed(kCached),
-      read<&C::cu_seqlens, kPath..., &F::cu_seqlens>("cu_seqlens", kIntegers, "b+1").in(M::ragged, true),
+      read<&C::cu_seqlens, kPath..., &F::cu_seqlens>("cu_seqlens", kIntegers, "b+1").in(Features::ragged, true),
       written<&C::k_tail, kPath..., &F::cache, &KvCache::k_tail>("cache.k_tail", kFloatTypes, rows + "tail")
           .in(kCached),
       step(head_dim),
-      read<&C::k_new, kPath..., &F::k_new>("k_new", kFloatTypes, M::new_rows + "d"),
-      read<&C::v_new, kPath..., &F::v_new>("v_new", kFloatTypes, M::new_rows + "dv").in(kCached, true),
+      read<&C::k_new, kPath..., &F::k_new>("k_new", kFloatTypes, Features::new_rows + "d"),
+      read<&C::v_new, kPath..., &F::v_new>("v_new", kFloatTypes, Features::new_rows + "dv").in(kCached, true),
       written<&C::k_scale, kPath..., &F::cache, &KvCache::k_scale>("cache.k_scale", kF32, scales + "k_groups")
           .in(kCached)
-          .written_only_in(M::computes_k),
+          .written_only_in(Features::computes_k),
       written<&C::k_zero, kPath..., &F::cache, &KvCache::k_zero>("cache.k_zero", kF32, scales + "k_groups")
           .in(kCached)
-          .written_only_in(M::computes_k),
+          .written_only_in(Features::computes_k),
       written<&C::v_scale, kPath..., &F::cache, &KvCache::v_scale>("cache.v_scale", kF32, scales + "v_groups")
           .in(kCached)
-          .written_only_in(M::computes_v),
+          .written_only_in(Features::computes_v),
       written<&C::v_zero, kPath..., &F::cache, &KvCache::v_zero>("cache.v_zero", kF32, scales + "v_groups")
           .in(kCached)
-          .written_only_in(M::computes_v)};
+          .written_only_in(Features::computes_v)};
   return join(cache, KeyKinds::cache_arguments<C, kPath..., &F::cache>, rest);
 }
 

@@ -138,7 +138,7 @@ void check_shared_columns(const AppendKvArgs& args, const AppendKvParams& f, int
 
 // Whether a cache of any room takes any number of keys.
 bool is_endless(const CacheProblem& p) {
-  return KvModes::of(p) & KvModes::endless;
+  return KvFeatures::of(p) & KvFeatures::endless;
 }
 
 // Every new row has a place of its own.
@@ -240,15 +240,15 @@ void check(const AppendKvProblem& p) {
     throw Error("cache.v_scale", std::to_string(p.v_groups) + " groups", "those that cache.k has in these columns");
 }
 
-unsigned AppendModes::of(const AppendKvArgs& args) {
+unsigned AppendFeatures::of(const AppendKvArgs& args) {
   const KvCache& cache = args.cache;
   constexpr const char* kWanted = "one of KvCache's factories";
-  unsigned mode = KvModes::of(cache.kind, "cache.kind", kWanted);
-  if (!(mode & KvModes::caches)) throw Error("cache.kind", KvModes::name_of(mode), kWanted);
-  if (args.cu_seqlens) mode |= ragged;
-  if (has_all_rows(cache.k_scale, cache.k)) mode |= computes_k;
-  if (has_all_rows(cache.v_scale, cache.v)) mode |= computes_v;
-  return mode;
+  unsigned features = KvFeatures::of(cache.kind, "cache.kind", kWanted);
+  if (!(features & KvFeatures::caches)) throw Error("cache.kind", KvFeatures::name_of(features), kWanted);
+  if (args.cu_seqlens) features |= ragged;
+  if (has_all_rows(cache.k_scale, cache.k)) features |= computes_k;
+  if (has_all_rows(cache.v_scale, cache.v)) features |= computes_v;
+  return features;
 }
 
 void derive_room(const AppendKvArgs& args, const AppendDimensions& dims, Bound& bound) {
@@ -256,7 +256,7 @@ void derive_room(const AppendKvArgs& args, const AppendDimensions& dims, Bound& 
   if (!cache.k) return;
   for (const auto& [name, size] : {std::pair{"cache.k", bound[dims.dk]}, {"cache.v", bound[dims.dv]}})
     if (size < 1 || size > kMaxHeadDim) throw Error(name, "rows of " + std::to_string(size), "1 to 8192 elements");
-  const bool is_paged = bound.mode & KvModes::paged;
+  const bool is_paged = bound.features & KvFeatures::paged;
   if (is_paged) {
     int64_t room = 0;
     if (__builtin_mul_overflow(bound[dims.m], cache.k.shape[2], &room)) room = kMaxSize;
@@ -283,19 +283,19 @@ void derive_head_dim(const AppendKvArgs& args, const AppendDimensions& dims, Bou
 }
 
 void bind_append(const AppendKvArgs& args, const AppendDimensions& dims, Bound& bound, P& p, AppendKvParams& f) {
-  using Modes = AppendModes;
+  using Features = AppendFeatures;
   const KvCache& cache = args.cache;
   const bool is_host = bound.device.type == DeviceType::cpu;  // lengths, tables and scales can be read here
-  const bool is_ragged = bound.mode & Modes::ragged;
+  const bool is_ragged = bound.features & Features::ragged;
   p.device = bound.device.type;
   p.new_dtype = args.k_new.dtype, p.kv_dtype = cache.k ? cache.k.dtype : args.k_new.dtype;
   p.b = f.b = bound[dims.b], p.hk = f.hk = bound[dims.hk];
   p.d = bound[dims.d], p.dv = cache.k ? bound[dims.dv] : p.d;
   if (cache.k) {
     p.sk = f.room = bound[dims.sk];
-    fill_cache(bound.mode, cache.k.shape[2], p);
+    fill_cache(bound.features, cache.k.shape[2], p);
     fill_layout(p, p.sk, f);
-    KeyKinds::visit(bound.mode & KvModes::caches, [&]<class K>(K) {
+    KeyKinds::visit(bound.features & KvFeatures::caches, [&]<class K>(K) {
       if constexpr (KeyKinds::can_be<K, CacheProblem>) K::fill_tensors(cache, f);
     });
   }
@@ -321,12 +321,12 @@ void bind_append(const AppendKvArgs& args, const AppendDimensions& dims, Bound& 
   k = side_of(args.k_new, cache.k), v = side_of(args.v_new, cache.v);
   if (cache.k_scale) p.k_groups = bound[dims.k_groups];
   if (cache.v_scale) p.v_groups = bound[dims.v_groups];
-  set_coding(
-      {"cache.k_scale", "cache.k_zero", cache.k_scale, cache.k_zero, p.k_groups, (bound.mode & Modes::computes_k) != 0},
-      cache.k, k);
-  set_coding(
-      {"cache.v_scale", "cache.v_zero", cache.v_scale, cache.v_zero, p.v_groups, (bound.mode & Modes::computes_v) != 0},
-      cache.v, v);
+  set_coding({"cache.k_scale", "cache.k_zero", cache.k_scale, cache.k_zero, p.k_groups,
+              (bound.features & Features::computes_k) != 0},
+             cache.k, k);
+  set_coding({"cache.v_scale", "cache.v_zero", cache.v_scale, cache.v_zero, p.v_groups,
+              (bound.features & Features::computes_v) != 0},
+             cache.v, v);
   p.zeros = cache.k_zero || cache.v_zero;
   p.given_scales = (k.scale && !k.computes_scale) || (v.scale && !v.computes_scale);
   if (cache.k_tail) p.k_tail = cache.k_tail.shape[3], p.k_tail_dtype = cache.k_tail.dtype;
@@ -368,7 +368,7 @@ void Op::check_values(const Args& args, const Call& call) {
 }
 
 void Op::set_scalars(const C& c, Args& args) {
-  args.cache.kind = c::to_enum(c.kv_kind, KvModes::last, "cache.kind");
+  args.cache.kind = c::to_enum(c.kv_kind, KvFeatures::last, "cache.kind");
 }
 
 Needs needs_of(const AppendKvProblem& p) {

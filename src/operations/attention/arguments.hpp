@@ -15,12 +15,12 @@ template <class A, DTypeSet kQueryTypes, DTypeSet kKeyTypes>
 struct AttentionInputs {
   using C = rapt_attention_args;
   using K = KvSource;
-  using M = AttentionModes;
+  using Features = AttentionFeatures;
   static constexpr Shapes queries = AttentionShapes::queries, keys = AttentionShapes::keys;
 
   static constexpr std::array queries_and_keys = {
       read<&C::q, &A::q>("q", kQueryTypes, queries + "d"),
-      read<&C::cu_seqlens_q, &A::cu_seqlens_q>("cu_seqlens_q", kIntegers, "b+1").in(M::positions),
+      read<&C::cu_seqlens_q, &A::cu_seqlens_q>("cu_seqlens_q", kIntegers, "b+1").in(Features::positions),
       read<&C::k, &A::kv, &K::k>("k", kKeyTypes, keys + "dk").packed(),
       read<&C::k_tail, &A::kv, &K::k_tail>("kv.k_tail", kFloatTypes, keys + "tail").optional(),
       step([](const void* args, Bound& bound) { check_key_shapes(static_cast<const A*>(args)->kv, bound); }),
@@ -39,8 +39,8 @@ struct AttentionInputs {
       KeyKinds::arguments<A>,
       std::array{
           read<&C::kv_seqlens, &A::kv, &K::seqlens>("kv.seqlens", kIntegers, "b")
-              .in(M::positions & ~M::ragged)
-              .needed(M::needs_lengths),
+              .in(Features::positions & ~Features::ragged)
+              .needed(Features::needs_lengths),
           step([](const void* args, Bound& bound) {
             const A& a = *static_cast<const A*>(args);
             check_lengths(a.cu_seqlens_q, a.kv, bound);

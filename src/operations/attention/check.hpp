@@ -9,7 +9,7 @@
 #include <string_view>
 
 #include "core/fields.hpp"
-#include "operations/attention/modes.hpp"
+#include "operations/attention/features.hpp"
 #include "operations/attention/params.hpp"
 #include "operations/bound.hpp"
 #include "rapt/attention.hpp"

@@ -129,7 +129,7 @@ constexpr AttentionKernel prefill(const char* name, const char* arithmetic) {
 std::string_view refuse_prefill_f8(const AttentionProblem& p) {
   if (p.d != p.dv || (p.d != kPrefillF8MinHeadDim && p.d != kPrefillF8MaxHeadDim))
     return "takes heads of 64 or 128 columns, of values as of keys";
-  if (p.ragged_q >= 0 || p.kv_lengths || AttentionModes::of(p) != AttentionModes::strided)
+  if (p.ragged_q >= 0 || p.kv_lengths || AttentionFeatures::of(p) != AttentionFeatures::strided)
     return "takes dense sequences of one length, which the host knows";
   if (has_modifiers(p) || p.sinks) return "takes scores without modifiers and sinks";
   if (p.window_left >= 0) return "takes no window to the left";
@@ -276,7 +276,7 @@ class AttentionEntry final : public DeviceEntry {
   std::string_view refuse(const Problem& problem, const Context::Impl&) const override {
     const auto& attention = std::get<AttentionProblem>(problem);
     std::string_view reason;
-    KeyKinds::visit(AttentionModes::of(attention), [&]<class K>(K) { reason = K::gpu_refusal; });
+    KeyKinds::visit(AttentionFeatures::of(attention), [&]<class K>(K) { reason = K::gpu_refusal; });
     if (!reason.empty()) return reason;
     if (attention.q_dtype == DType::f8e4m3 && kernel_.f8_queries != F8Queries::any) {
       if (kernel_.f8_queries == F8Queries::none) return "takes no f8e4m3 queries";

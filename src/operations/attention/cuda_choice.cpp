@@ -92,7 +92,7 @@ AttentionShape shape_of(const AttentionProblem& p) {
           .out_type = p.out_dtype,
           .ragged_q = p.ragged_q >= 0,
           .equal_lengths = p.ragged_q < 0 && p.ragged_k < 0 && !p.kv_lengths,
-          .paged = !(AttentionModes::of(p) & AttentionModes::consecutive),
+          .paged = !(AttentionFeatures::of(p) & AttentionFeatures::consecutive),
           .sees_left_end = p.window_left < 0,
           .sees_right_end = !p.causal && p.window_right < 0,
           .modified = has_modifiers(p) || (p.has_scale && p.scale == 0)};

@@ -20,12 +20,12 @@ template <class P>
 void check_one_kind(const P& p, const char* argument) {
   unsigned first = 0;
   KeyKinds::for_each([&]<class K>(K) {
-    if constexpr (K::mode != KvModes::strided && KeyKinds::can_be<K, P>) {
+    if constexpr (K::bit != KvFeatures::strided && KeyKinds::can_be<K, P>) {
       if (!K::is(p)) return;
       if (first != 0)
-        throw Error(argument, std::string(KvModes::name_of(first)) + " and " + KvModes::name_of(K::mode),
+        throw Error(argument, std::string(KvFeatures::name_of(first)) + " and " + KvFeatures::name_of(K::bit),
                     "one of them");
-      first = K::mode;
+      first = K::bit;
     }
   });
 }
@@ -36,7 +36,7 @@ int64_t longest_sequence(const char* name, const TensorView& starts, const Bound
   return bound.device.type == DeviceType::cpu ? check_starts(name, integers_of(starts), starts.shape[0], total) : total;
 }
 
-void AttentionModes::refuse(unsigned kind, const char* argument) {
+void AttentionFeatures::refuse(unsigned kind, const char* argument) {
   KeyKinds::visit(kind, [&]<class K>(K) {
     if constexpr (K::refusal.got != nullptr) throw Error(argument, K::refusal.got, K::refusal.wanted);
     else throw Error(argument, std::string("one for ") + name_of(kind), K::refusal.wanted);
@@ -45,15 +45,15 @@ void AttentionModes::refuse(unsigned kind, const char* argument) {
 }
 
 void check_modifiers(const AttentionProblem& p) {
-  const unsigned kind = AttentionModes::of(p);
+  const unsigned kind = AttentionFeatures::of(p);
   Modifiers::for_each([&]<class M>(M) {
-    if (!(M::keys & kind) && M::is_given(p)) AttentionModes::refuse(kind, M::name);
+    if (!(M::keys & kind) && M::is_given(p)) AttentionFeatures::refuse(kind, M::name);
   });
 }
 
 void check_kind(const AttentionProblem& p) {
   check_one_kind(p, "kv");
-  KeyKinds::visit(AttentionModes::of(p), [&]<class K>(K) { K::check(p); });
+  KeyKinds::visit(AttentionFeatures::of(p), [&]<class K>(K) { K::check(p); });
 }
 
 void check_cache(const CacheProblem& p, int64_t sk, const char* k, const char* kind) {
@@ -63,8 +63,8 @@ void check_cache(const CacheProblem& p, int64_t sk, const char* k, const char* k
 
 void check_key_lengths(const AttentionProblem& p) {
   check_cache(p, p.sk, "k", "kv");
-  if (const unsigned kind = AttentionModes::of(p); kind & KvModes::needs_lengths && !p.kv_lengths)
-    throw Error("kv.seqlens", "no tensor", std::string("[b] lengths for ") + KvModes::name_of(kind));
+  if (const unsigned kind = AttentionFeatures::of(p); kind & KvFeatures::needs_lengths && !p.kv_lengths)
+    throw Error("kv.seqlens", "no tensor", std::string("[b] lengths for ") + KvFeatures::name_of(kind));
 }
 
 void check_key_shapes(const KvSource& kv, const Bound& bound) {
@@ -82,7 +82,7 @@ void check_key_shapes(const KvSource& kv, const Bound& bound) {
         std::string(per_byte == 1 ? tail > 0 ? "q's head dimension d less k_tail's columns" : "q's head dimension d"
                                   : "half of q's head dimension d, less k_tail's columns, in bytes,") +
             " = " + std::to_string(d / per_byte));
-  KeyKinds::visit(bound.mode, [&]<class K>(K) { K::check_batch(kv, bound); });
+  KeyKinds::visit(bound.features, [&]<class K>(K) { K::check_batch(kv, bound); });
   check_heads(bound[attention_dimension("hq")], bound[attention_dimension("hk")]);
 }
 
@@ -96,11 +96,11 @@ void check_scale_shapes(const KvSource& kv, const Bound& bound) {
 }
 
 void check_lengths(const TensorView& cu_seqlens_q, const KvSource& kv, Bound& bound) {
-  if (bound.mode & AttentionModes::ragged_q)
+  if (bound.features & AttentionFeatures::ragged_q)
     bound.derive(attention_dimension("sq"),
                  longest_sequence("cu_seqlens_q", cu_seqlens_q, bound, bound[attention_dimension("total_q")]));
   int64_t most = 0;
-  KeyKinds::visit(bound.mode, [&]<class K>(K) {
+  KeyKinds::visit(bound.features, [&]<class K>(K) {
     K::check_shapes(kv, bound);
     most = K::most_keys(bound[attention_dimension("sk")]);
   });
@@ -112,21 +112,21 @@ void check_lengths(const TensorView& cu_seqlens_q, const KvSource& kv, Bound& bo
                   most == kMaxSize ? "0 to 2^48" : "0 to sk = " + std::to_string(most));
 }
 
-void fill_cache(unsigned mode, int64_t rows, CacheProblem& p) {
-  KeyKinds::visit(mode, [&]<class K>(K) { K::fill(rows, p); });
+void fill_cache(unsigned features, int64_t rows, CacheProblem& p) {
+  KeyKinds::visit(features, [&]<class K>(K) { K::fill(rows, p); });
 }
 void fill_layout(const CacheProblem& p, int64_t sk, KvLayout& f) {
-  KeyKinds::visit(KvModes::of(p), [&]<class K>(K) {
+  KeyKinds::visit(KvFeatures::of(p), [&]<class K>(K) {
     if constexpr (KeyKinds::can_be<K, CacheProblem>) K::fill(p, sk, f);
   });
 }
 
-void fill_kind(unsigned mode, const Bound& bound, AttentionProblem& p) {
-  fill_cache(mode, bound[attention_dimension("page_size")], p);
-  KeyKinds::visit(mode, [&]<class K>(K) { K::fill(bound, p); });
+void fill_kind(unsigned features, const Bound& bound, AttentionProblem& p) {
+  fill_cache(features, bound[attention_dimension("page_size")], p);
+  KeyKinds::visit(features, [&]<class K>(K) { K::fill(bound, p); });
 }
 void fill_layout(const AttentionProblem& p, KvLayout& f) {
-  KeyKinds::visit(AttentionModes::of(p), [&]<class K>(K) { K::fill(p, p.sk, f); });
+  KeyKinds::visit(AttentionFeatures::of(p), [&]<class K>(K) { K::fill(p, p.sk, f); });
 }
 
 void fill_keys(const AttentionArgs& args, const AttentionProblem& p, AttentionParams& f) {
@@ -134,11 +134,11 @@ void fill_keys(const AttentionArgs& args, const AttentionProblem& p, AttentionPa
   if (args.cu_seqlens_q) f.q_begin = integers_of(args.cu_seqlens_q);
   if (kv.cu_seqlens) f.k_begin = integers_of(kv.cu_seqlens);
   if (kv.seqlens) f.k_len = integers_of(kv.seqlens);
-  KeyKinds::visit(AttentionModes::of(p), [&]<class K>(K) { K::fill_tensors(kv, f); });
+  KeyKinds::visit(AttentionFeatures::of(p), [&]<class K>(K) { K::fill_tensors(kv, f); });
 }
 
 void check_visible_keys(const AttentionProblem& p, const AttentionParams& params) {
-  KeyKinds::visit(AttentionModes::of(p), [&]<class K>(K) { K::check_visible(p, params); });
+  KeyKinds::visit(AttentionFeatures::of(p), [&]<class K>(K) { K::check_visible(p, params); });
 }
 
 }  // namespace rapt

@@ -15,11 +15,11 @@ void check_lengths(const TensorView& cu_seqlens_q, const KvSource& kv, Bound& bo
 // Of a list of starts, the longest sequence, or on a device the most that it can be. Throws Error.
 std::int64_t longest_sequence(const char* name, const TensorView& starts, const Bound& bound, std::int64_t total);
 
-// What a problem says of the kind of keys of a call in this mode, and what parameters do.
-void fill_kind(unsigned mode, const Bound& bound, AttentionProblem& problem);
+// What a problem says of the kind of keys of a call with these features, and what parameters do.
+void fill_kind(unsigned features, const Bound& bound, AttentionProblem& problem);
 void fill_layout(const AttentionProblem& problem, KvLayout& layout);
 // The same of a cache by itself, whose sequences have `rows` of a page or their own, or have room for sk keys.
-void fill_cache(unsigned mode, std::int64_t rows, CacheProblem& problem);
+void fill_cache(unsigned features, std::int64_t rows, CacheProblem& problem);
 void fill_layout(const CacheProblem& problem, std::int64_t sk, KvLayout& layout);
 // Fills lengths, the block table and lists of keys into `params`. Their values are not read.
 void fill_keys(const AttentionArgs& args, const AttentionProblem& p, AttentionParams& params);

@@ -20,11 +20,11 @@
 
 namespace rapt {
 
-// The kinds as bits of modes, and which have what in common.
+// The kinds as bits of a call's features, and what positions their keys have.
 struct KvKinds {
   enum class Positions : std::uint8_t { consecutive, packed, blocks, endless, none };
   struct Kind {
-    unsigned mode;
+    unsigned bit;
     Positions positions;
   };
   static constexpr Kind kinds[] = {
@@ -34,9 +34,9 @@ struct KvKinds {
   static constexpr auto last = static_cast<KvSource::Kind>(std::size(kinds) - 1);
 
   static constexpr unsigned with(Positions positions) {
-    unsigned modes = 0;
-    for (const Kind& kind : kinds) modes |= kind.positions == positions ? kind.mode : 0;
-    return modes;
+    unsigned bits = 0;
+    for (const Kind& kind : kinds) bits |= kind.positions == positions ? kind.bit : 0;
+    return bits;
   }
 };
 
@@ -86,7 +86,7 @@ struct KeyRefusal {
 
 template <KvSource::Kind kKind>
 struct KeyKindDefaults {
-  static constexpr unsigned mode = 1u << static_cast<unsigned>(kKind);
+  static constexpr unsigned bit = 1u << static_cast<unsigned>(kKind);
   static constexpr const char* rows = nullptr;
   template <class P>
   static constexpr std::array<Field<P>, 0> fields{};

@@ -33,7 +33,7 @@ void Gathered::check(const AttentionProblem& p) {
   for (const auto& [name, given] : {std::pair{"score.causal", p.causal},
                                     {"score.window", p.window_left >= 0 || p.window_right >= 0},
                                     {"score.align", p.align != AttentionProblem::Align::none}})
-    if (given) AttentionModes::refuse(mode, name);
+    if (given) AttentionFeatures::refuse(bit, name);
   check_modifiers(p);
 }
 

@@ -15,8 +15,8 @@ struct KeyKind<KvSource::Kind::gathered> : KeyKindDefaults<KvSource::Kind::gathe
   static constexpr std::array fields = {flag_field<P, &P::gathered>("gathered")};
   template <class A>
   static constexpr std::array arguments = {
-      read<&rapt_attention_args::indices, &A::kv, &KvSource::indices>("kv.indices", kIntegers, "b sq n").in(mode, true),
-      read<&rapt_attention_args::kv_counts, &A::kv, &KvSource::counts>("kv.counts", kIntegers, "b sq").in(mode),
+      read<&rapt_attention_args::indices, &A::kv, &KvSource::indices>("kv.indices", kIntegers, "b sq n").in(bit, true),
+      read<&rapt_attention_args::kv_counts, &A::kv, &KvSource::counts>("kv.counts", kIntegers, "b sq").in(bit),
   };
   static constexpr bool is(const AttentionProblem& p) { return p.gathered; }
   static void check_batch(const KvSource& kv, const Bound& bound);

@@ -27,10 +27,10 @@ struct KeyKind<KvSource::Kind::paged> : KeyKindDefaults<KvSource::Kind::paged> {
   template <class A>
   static constexpr std::array arguments = {
       read<&rapt_attention_args::block_table, &A::kv, &KvSource::block_table>("kv.block_table", kIntegers, "b n")
-          .in(mode, true)};
+          .in(bit, true)};
   template <class C, auto... kCache>
   static constexpr std::array cache_arguments = {
-      read<&C::block_table, kCache..., &KvCache::block_table>("cache.block_table", kIntegers, "b m").in(mode, true)};
+      read<&C::block_table, kCache..., &KvCache::block_table>("cache.block_table", kIntegers, "b m").in(bit, true)};
   static constexpr bool is(const CacheProblem& p) { return p.page_size > 0; }
   static void check_blocks(const CacheProblem& p, std::int64_t sk, const char* k);
   static void check_shapes(const KvSource& kv, Bound& bound);

@@ -13,7 +13,7 @@ struct KeyKind<KvSource::Kind::ragged> : KeyKindDefaults<KvSource::Kind::ragged>
   template <class A>
   static constexpr std::array arguments = {
       read<&rapt_attention_args::cu_seqlens_k, &A::kv, &KvSource::cu_seqlens>("kv.cu_seqlens", kIntegers, "b+1")
-          .in(mode, true)};
+          .in(bit, true)};
   static constexpr bool is(const AttentionProblem& p) { return p.ragged_k >= 0; }
   static void check_shapes(const KvSource& kv, Bound& bound);
   using KeyKindDefaults::fill;

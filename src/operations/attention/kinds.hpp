@@ -23,15 +23,15 @@ struct KeyKindList {
   }
   template <class P>
   static constexpr auto fields = join(fields_of<K, P>()...);
-  // Calls f(K()) for each kind, or for those of the mode.
+  // Calls f(K()) for each kind, or for those among the features.
   template <class F>
   static constexpr void for_each(const F& f) {
     (f(K()), ...);
   }
   template <class F>
-  static constexpr void visit(unsigned mode, const F& f) {
+  static constexpr void visit(unsigned features, const F& f) {
     for_each([&]<class Kind>(Kind kind) {
-      if (mode & Kind::mode) f(kind);
+      if (features & Kind::bit) f(kind);
     });
   }
 };

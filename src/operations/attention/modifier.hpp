@@ -8,7 +8,7 @@
 
 #include "core/fields.hpp"
 #include "operations/arguments.hpp"
-#include "operations/attention/modes.hpp"
+#include "operations/attention/features.hpp"
 #include "rapt/attention_problem.hpp"
 #include "rapt/score.hpp"
 #include "semantics/score.hpp"
@@ -18,7 +18,7 @@ namespace rapt {
 // What a modifier says; most of it has a default, which a modifier inherits.
 //
 //     name                          in errors
-//     keys                          the kinds of keys that it goes with, as AttentionModes
+//     keys                          the kinds of keys that it goes with, as AttentionFeatures
 //     fields                        of the problem's text
 //     arguments<Args>               its tensors, of an operation whose arguments have a ScoreSpec `score`
 //     set(c, score)                 from C, what is no tensor
@@ -33,7 +33,7 @@ struct Modifier {
   struct Score {
     double x, error, derivative = 1, derivative_error = 0;
   };
-  static constexpr unsigned keys = AttentionModes::any;
+  static constexpr unsigned keys = AttentionFeatures::any;
   static constexpr bool is_in_score = true, changes_derivative = false;
   template <class Args>
   static constexpr std::array<Argument, 0> arguments{};

@@ -9,7 +9,7 @@ namespace rapt::modifiers {
 
 struct Alibi : Modifier {
   static constexpr const char* name = "score.alibi";
-  static constexpr unsigned keys = AttentionModes::positions;
+  static constexpr unsigned keys = AttentionFeatures::positions;
   static constexpr std::array fields = {flag_field<AttentionProblem, &AttentionProblem::alibi>("alibi")};
   template <class Args>
   static constexpr std::array arguments = {

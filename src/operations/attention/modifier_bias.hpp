@@ -10,7 +10,7 @@ namespace rapt::modifiers {
 
 struct Bias : Modifier {
   static constexpr const char* name = "score.bias";
-  static constexpr unsigned keys = AttentionModes::sequences;
+  static constexpr unsigned keys = AttentionFeatures::sequences;
   static constexpr std::array fields = {broadcast_field<&AttentionProblem::bias>("bias"),
                                         dtype_field<AttentionProblem, &AttentionProblem::bias_dtype>("bias_dtype")};
   template <class Args>

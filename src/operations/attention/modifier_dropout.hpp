@@ -11,7 +11,7 @@ namespace rapt::modifiers {
 struct Dropout : Modifier {
   static constexpr const char* name = "score.dropout";
   static constexpr bool is_in_score = false;
-  static constexpr unsigned keys = AttentionModes::positions;
+  static constexpr unsigned keys = AttentionFeatures::positions;
   static constexpr std::array fields = {number_field<AttentionProblem, &AttentionProblem::dropout>("dropout")};
   static void set(const rapt_attention_args& c, ScoreSpec& score) {
     if (c.dropout != 0) score.dropout = rapt::Dropout{c.dropout, c.dropout_seed, c.dropout_offset};

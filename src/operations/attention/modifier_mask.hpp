@@ -10,7 +10,7 @@ namespace rapt::modifiers {
 
 struct Mask : Modifier {
   static constexpr const char* name = "score.mask";
-  static constexpr unsigned keys = AttentionModes::sequences;
+  static constexpr unsigned keys = AttentionFeatures::sequences;
   static constexpr std::array fields = {broadcast_field<&AttentionProblem::mask>("mask")};
   template <class Args>
   static constexpr std::array arguments = {

@@ -26,8 +26,8 @@ struct OperationOf<AttentionArgs> {
       Inputs::scales_and_lengths,
       Inputs::modifiers,
   };
-  static constexpr auto& modes = AttentionModes::names;
-  static unsigned mode(const Args& args) { return AttentionModes::of(args.kv, args.cu_seqlens_q); }
+  static constexpr auto& feature_names = AttentionFeatures::names;
+  static unsigned features(const Args& args) { return AttentionFeatures::of(args.kv, args.cu_seqlens_q); }
   static Device device(const Args& args) { return args.q.device; }
   static void set_scalars(const C& c, Args& args) { set_attention_scalars(c, args.kv, args.score); }
   static Call bind(const Args& args, Bound& bound);

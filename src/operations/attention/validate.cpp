@@ -64,8 +64,8 @@ P problem_of(const AttentionArgs& args, const Bound& bound) {
   p.sq = bound[attention_dimension("sq")], p.sk = bound[attention_dimension("sk")];
   p.d = bound[attention_dimension("d")], p.dv = bound[attention_dimension("dv")];
   p.lse = static_cast<bool>(args.lse), p.q_scale = static_cast<bool>(args.q_scale);
-  if (bound.mode & AttentionModes::ragged_q) p.ragged_q = bound[attention_dimension("total_q")];
-  fill_kind(bound.mode, bound, p);
+  if (bound.features & AttentionFeatures::ragged_q) p.ragged_q = bound[attention_dimension("total_q")];
+  fill_kind(bound.features, bound, p);
   p.kv_lengths = static_cast<bool>(kv.seqlens);
   if (kv.k_scale) p.k_groups = bound[attention_dimension("k_groups")];
   if (kv.v_scale) p.v_groups = bound[attention_dimension("v_groups")];
@@ -122,7 +122,7 @@ Call OperationOf<AttentionArgs>::bind(const Args& args, Bound& bound) {
 }
 
 void set_attention_scalars(const rapt_attention_args& c, KvSource& kv, ScoreSpec& score) {
-  kv.kind = c::to_enum(c.kv_kind, AttentionModes::last, "kv.kind");
+  kv.kind = c::to_enum(c.kv_kind, AttentionFeatures::last, "kv.kind");
   if (c.has_scale) score.scale = c.scale;
   score.causal = c.causal != 0;
   if (c.has_window) score.window = {c.window_left, c.window_right};

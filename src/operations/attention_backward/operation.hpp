@@ -33,8 +33,8 @@ struct OperationOf<AttentionBackwardArgs> {
       gradient<&C::dsinks, &Args::dsinks>("dsinks", kFloatTypes, "score.sinks"),
       gradient<&C::dalibi, &Args::dalibi>("dalibi", kFloatTypes, "score.alibi"),
   };
-  static constexpr auto& modes = AttentionModes::names;
-  static unsigned mode(const Args& args) { return AttentionModes::of(args.kv, args.cu_seqlens_q); }
+  static constexpr auto& feature_names = AttentionFeatures::names;
+  static unsigned features(const Args& args) { return AttentionFeatures::of(args.kv, args.cu_seqlens_q); }
   // c.forward is what this version knows of the caller's.
   static void set_scalars(const C& c, Args& args);
   static Call bind(const Args& args, Bound& bound);

@@ -79,9 +79,9 @@ std::string kinds_with_gradients() {
 
 // What has no gradients.
 void check_kinds(const P& p) {
-  const unsigned kind = AttentionModes::of(p);
+  const unsigned kind = AttentionFeatures::of(p);
   KeyKinds::visit(kind, [&]<class K>(K) {
-    if (!K::has_gradients) throw Error("kv", AttentionModes::name_of(kind), kinds_with_gradients());
+    if (!K::has_gradients) throw Error("kv", AttentionFeatures::name_of(kind), kinds_with_gradients());
   });
   check_type("q", p.q_dtype, kFloatTypes), check_type("k", p.kv_dtype, kFloatTypes);
 }
@@ -91,7 +91,7 @@ void check_gradients(const P& p) {
   check_type("dout", p.dout_dtype, kFloatTypes);
   if (has_positions(p) && p.pool != 0)
     throw Error("pool", std::to_string(p.pool) + " rows",
-                std::string("none without ") + AttentionModes::name_of(AttentionModes::lists));
+                std::string("none without ") + AttentionFeatures::name_of(AttentionFeatures::lists));
   if (p.pool < 0 || p.pool > kMaxSize) throw Error("pool", std::to_string(p.pool) + " rows", "0 to 2^48");
   if (p.grads > P::kAll) throw Error("problem", "unknown gradients", "dq, dk and dv");
   if (p.grads == 0 && !p.dbias && !p.dsinks && !p.dalibi)

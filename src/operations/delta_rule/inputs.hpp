@@ -12,7 +12,7 @@
 
 namespace rapt {
 
-struct DeltaRuleModes {
+struct DeltaRuleFeatures {
   enum : unsigned {
     dense = 1,
     ragged = 2,
@@ -37,8 +37,8 @@ inline bool has_delta(UpdateRule rule) {
 }
 
 // [b, t, ...], or ragged [total, ...].
-inline constexpr Shapes kTokens = Shapes("b t").when(DeltaRuleModes::ragged, "total");
-inline constexpr Shapes kStates = Shapes("b h d dv").when(DeltaRuleModes::slots, "slots h d dv");
+inline constexpr Shapes kTokens = Shapes("b t").when(DeltaRuleFeatures::ragged, "total");
+inline constexpr Shapes kStates = Shapes("b h d dv").when(DeltaRuleFeatures::slots, "slots h d dv");
 
 // A step: t of ragged tensors, h = max(hk, hv), and h_out = max(hq, h) from sizes that are in order.
 void derive_delta_rule_sizes(const DeltaRuleArgs& args, Bound& bound);
@@ -48,7 +48,7 @@ template <class Args, auto... kPath>
 constexpr std::array<Argument, 9> delta_rule_inputs() {
   using C = rapt_delta_rule_args;
   using F = DeltaRuleArgs;
-  using M = DeltaRuleModes;
+  using Features = DeltaRuleFeatures;
   return {
       read<&C::q, kPath..., &F::q>("q", kFloatTypes, kTokens + "hq d"),
       read<&C::k, kPath..., &F::k>("k", kFloatTypes, kTokens + "hk d"),
@@ -59,27 +59,31 @@ constexpr std::array<Argument, 9> delta_rule_inputs() {
       }),
       read<&C::g, kPath..., &F::g>("g", kFloatTypes,
                                    Shapes("b t h")
-                                       .when(M::constant_g, "h")
-                                       .when(M::ragged | M::channel_g, "total h d")
-                                       .when(M::ragged, "total h")
-                                       .when(M::channel_g, "b t h d"))
-          .in(M::decays)
-          .needed(M::gate),
-      read<&C::a_log, kPath..., &F::a_log>("a_log", kF32, "h").in(M::gate),
-      read<&C::dt_bias, kPath..., &F::dt_bias>("dt_bias", kF32, Shapes("h").when(M::channel_g, "h d")).in(M::gate),
-      read<&C::beta, kPath..., &F::beta>("beta", kFloatTypes, kTokens + "h").in(M::predicts).needed(M::beta_used),
+                                       .when(Features::constant_g, "h")
+                                       .when(Features::ragged | Features::channel_g, "total h d")
+                                       .when(Features::ragged, "total h")
+                                       .when(Features::channel_g, "b t h d"))
+          .in(Features::decays)
+          .needed(Features::gate),
+      read<&C::a_log, kPath..., &F::a_log>("a_log", kF32, "h").in(Features::gate),
+      read<&C::dt_bias, kPath..., &F::dt_bias>("dt_bias", kF32, Shapes("h").when(Features::channel_g, "h d"))
+          .in(Features::gate),
+      read<&C::beta, kPath..., &F::beta>("beta", kFloatTypes, kTokens + "h")
+          .in(Features::predicts)
+          .needed(Features::beta_used),
   };
 }
 template <auto... kPath>
 constexpr std::array<Argument, 3> delta_rule_states() {
   using C = rapt_delta_rule_args;
   using F = DeltaRuleArgs;
-  using M = DeltaRuleModes;
+  using Features = DeltaRuleFeatures;
   return {
       read<&C::initial_state, kPath..., &F::initial_state>("initial_state", kStateTypes, kStates).optional(),
-      read<&C::state_slots, kPath..., &F::state_slots>("state_slots", kIntegers, Shapes("b").when(M::steps, "b n"))
+      read<&C::state_slots, kPath..., &F::state_slots>("state_slots", kIntegers,
+                                                       Shapes("b").when(Features::steps, "b n"))
           .optional(),
-      read<&C::accepted, kPath..., &F::accepted>("accepted", kIntegers, "b").in(M::steps),
+      read<&C::accepted, kPath..., &F::accepted>("accepted", kIntegers, "b").in(Features::steps),
   };
 }
 

@@ -12,7 +12,7 @@ template <>
 struct OperationOf<DeltaRuleArgs> {
   using Args = DeltaRuleArgs;
   using C = rapt_delta_rule_args;
-  static constexpr auto& modes = DeltaRuleModes::names;
+  static constexpr auto& feature_names = DeltaRuleFeatures::names;
 
   static constexpr ArgumentTable arguments{
       delta_rule_inputs<Args>(),
@@ -21,7 +21,7 @@ struct OperationOf<DeltaRuleArgs> {
       written<&C::final_state, &Args::final_state>("final_state", kStateTypes, kStates).optional(),
       delta_rule_states<>(),
   };
-  static unsigned mode(const Args& args) { return DeltaRuleModes::of(args); }
+  static unsigned features(const Args& args) { return DeltaRuleFeatures::of(args); }
   static Device device(const Args& args) { return args.q.device; }
   static Call bind(const Args& args, Bound& bound);
   static std::vector<Problem> corners(const DeltaRuleProblem& largest);

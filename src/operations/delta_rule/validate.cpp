@@ -162,17 +162,17 @@ StateRows state_rows(const TensorView& t) {
   return {const_cast<void*>(t.data), t.dtype, t.strides[0], t.strides[1], t.strides[2], t.strides[3]};
 }
 
-unsigned DeltaRuleModes::of(const DeltaRuleArgs& args) {
-  unsigned mode = args.cu_seqlens ? ragged : dense;
-  if (has_decay(args.rule)) mode |= decays;
-  if (has_delta(args.rule)) mode |= predicts;
-  if (args.gate) mode |= gate;
-  if (args.state_slots) mode |= slots;
-  if (args.state_slots.ndim == 2) mode |= steps;
-  if (args.g.ndim == 1) mode |= constant_g;
-  if (args.g.ndim == (args.cu_seqlens ? 3 : 4)) mode |= channel_g;
-  if (args.beta_sigmoid || args.beta_double) mode |= beta_used;
-  return mode;
+unsigned DeltaRuleFeatures::of(const DeltaRuleArgs& args) {
+  unsigned features = args.cu_seqlens ? ragged : dense;
+  if (has_decay(args.rule)) features |= decays;
+  if (has_delta(args.rule)) features |= predicts;
+  if (args.gate) features |= gate;
+  if (args.state_slots) features |= slots;
+  if (args.state_slots.ndim == 2) features |= steps;
+  if (args.g.ndim == 1) features |= constant_g;
+  if (args.g.ndim == (args.cu_seqlens ? 3 : 4)) features |= channel_g;
+  if (args.beta_sigmoid || args.beta_double) features |= beta_used;
+  return features;
 }
 
 void derive_delta_rule_sizes(const DeltaRuleArgs& args, Bound& bound) {
@@ -195,7 +195,7 @@ void derive_delta_rule_sizes(const DeltaRuleArgs& args, Bound& bound) {
 
 DeltaRuleProblem bind_delta_rule(const DeltaRuleArgs& args, const TensorView& out, const TensorView& final,
                                  const Bound& bound, DeltaRuleParams& f) {
-  const bool is_ragged = bound.mode & DeltaRuleModes::ragged;
+  const bool is_ragged = bound.features & DeltaRuleFeatures::ragged;
   P p = sizes_of(bound);
   p.device = bound.device.type;
   p.dtype = args.q.dtype;
@@ -204,7 +204,7 @@ DeltaRuleProblem bind_delta_rule(const DeltaRuleArgs& args, const TensorView& ou
   p.out_dtype = out ? out.dtype : args.v.dtype, p.rule = args.rule;
   p.beta = static_cast<bool>(args.beta), p.gate = args.gate, p.l2norm = args.l2norm_qk;
   if (args.g) p.decay = args.g.ndim == 1 ? Decay::constant : Decay::head;
-  if (bound.mode & DeltaRuleModes::channel_g) p.decay = Decay::channel;
+  if (bound.features & DeltaRuleFeatures::channel_g) p.decay = Decay::channel;
   for (const TensorView* t : {&final, &args.initial_state}) {
     if (*t) p.state = true;
     if (*t && t->dtype != DType::f32) p.state_dtype = t->dtype;

@@ -12,7 +12,7 @@ struct OperationOf<DeltaRuleBackwardArgs> {
   using C = rapt_delta_rule_backward_args;
   using Forward = DeltaRuleArgs;
   static constexpr Operation kForward = Operation::delta_rule;
-  static constexpr auto& modes = DeltaRuleModes::names;
+  static constexpr auto& feature_names = DeltaRuleFeatures::names;
 
   static void refuse_states(const void* args, Bound& bound);
 
@@ -38,7 +38,7 @@ struct OperationOf<DeltaRuleBackwardArgs> {
       gradient<&C::da_log, &Args::da_log>("da_log", kF32, "a_log"),
       gradient<&C::ddt_bias, &Args::ddt_bias>("ddt_bias", kF32, "dt_bias"),
   };
-  static unsigned mode(const Args& args) { return DeltaRuleModes::of(args.forward); }
+  static unsigned features(const Args& args) { return DeltaRuleFeatures::of(args.forward); }
   static Call bind(const Args& args, Bound& bound);
   // c.forward has been read as far as it is known.
   static void set_scalars(const C& c, Args& args) { OperationOf<DeltaRuleArgs>::set_scalars(*c.forward, args.forward); }

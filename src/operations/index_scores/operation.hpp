@@ -10,7 +10,7 @@ struct OperationOf<IndexScoresArgs> {
   using Args = IndexScoresArgs;
   using C = rapt_index_scores_args;
   static constexpr unsigned kStrided = 1, kPaged = 2;
-  static constexpr const char* modes[] = {"keys of each sequence", "pages"};
+  static constexpr const char* feature_names[] = {"keys of each sequence", "pages"};
 
   static constexpr DTypeSet kKeyTypes = kCacheTypes & ~only(DType::i4x2);
 
@@ -28,7 +28,7 @@ struct OperationOf<IndexScoresArgs> {
       written<&C::scores, &Args::scores>("scores", kF32, "b sq sk").optional().minus_infinity_allowed(),
       written<&C::indices, &Args::indices>("indices", kI32, "b sq n").optional(),
   };
-  static unsigned mode(const Args& args) { return args.block_table ? kPaged : kStrided; }
+  static unsigned features(const Args& args) { return args.block_table ? kPaged : kStrided; }
   static Call bind(const Args& args, Bound& bound);
   static void set_scalars(const C& c, Args& args);
 };

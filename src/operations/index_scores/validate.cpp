@@ -114,7 +114,7 @@ void check(const IndexScoresProblem& p) {
 }
 
 void Op::derive_keys(const void* given, Bound& bound) {
-  if (bound.mode != kPaged) return;
+  if (bound.features != kPaged) return;
   const Args& args = *static_cast<const Args*>(given);
   const int64_t page_size = bound[arguments.id("page_size")];
   if (page_size < 1) throw Error("k", "shape " + shape_text(args.k), "pages of 1 row or more");
@@ -131,7 +131,7 @@ Call Op::bind(const Args& args, Bound& bound) {
   p.q_dtype = q.dtype, p.k_dtype = k.dtype;
   p.b = bound[arguments.id("b")], p.sq = bound[arguments.id("sq")], p.sk = bound[arguments.id("sk")];
   p.h = bound[arguments.id("h")], p.d = bound[arguments.id("d")];
-  if (bound.mode == kPaged) p.page_size = bound[arguments.id("page_size")];
+  if (bound.features == kPaged) p.page_size = bound[arguments.id("page_size")];
   if (args.indices) p.topk = bound[arguments.id("n")];
   if (args.indices && p.topk < 1)
     throw Error("indices", "shape " + shape_text(args.indices), "[b, sq, n] with n of 1 or more");

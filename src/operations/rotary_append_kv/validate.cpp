@@ -159,20 +159,20 @@ void check(const RotaryAppendKvProblem& p) {
     throw Error("k_new", "more than 2^52 rows of heads", "a smaller problem");
 }
 
-unsigned Op::mode(const Args& args) {
-  unsigned mode = AppendModes::of(args.append);
+unsigned Op::features(const Args& args) {
+  unsigned features = AppendFeatures::of(args.append);
   const KvCache& cache = args.append.cache;
   if (cache.k && args.k_out) throw Error("k_out", "a tensor", "none with a cache, which keys go to");
   if (!cache.k && cache.kind != KvSource::Kind::strided)
-    throw Error("cache.k", "no tensor", std::string("one for ") + KvModes::name_of(mode & KvModes::any));
+    throw Error("cache.k", "no tensor", std::string("one for ") + KvFeatures::name_of(features & KvFeatures::any));
   if (args.cos.ndim == 1 || args.cos.ndim == 4)
     throw Error("cos", "shape " + shape_text(args.cos),
                 std::string("[positions, r], or a row for each new row, ") +
-                    (mode & Modes::ragged ? "[1, total, r]" : "[b or 1, n, r]"));
-  mode |= cache.k ? Modes::cached : Modes::returned;
-  if (args.q) mode |= Modes::with_q;
-  if (args.cos.ndim == 2) mode |= Modes::tables;
-  return mode;
+                    (features & Features::ragged ? "[1, total, r]" : "[b or 1, n, r]"));
+  features |= cache.k ? Features::cached : Features::returned;
+  if (args.q) features |= Features::with_q;
+  if (args.cos.ndim == 2) features |= Features::tables;
+  return features;
 }
 
 void Op::room(const void* args, Bound& bound) {
@@ -239,7 +239,7 @@ void Op::check_values(const Args& args, const Call& call) {
 }
 
 void Op::set_scalars(const C& c, Args& args) {
-  args.append.cache.kind = c::to_enum(c.kv_kind, KvModes::last, "cache.kind");
+  args.append.cache.kind = c::to_enum(c.kv_kind, KvFeatures::last, "cache.kind");
   args.norm_eps = c.norm_eps;
   args.norm_plus_one = c.norm_plus_one != 0;
   args.interleaved = c.interleaved != 0;

@@ -1,4 +1,4 @@
-// The modes of calls with keys, and the shapes that follow from them.
+// The features of calls with keys, and the shapes that follow from them.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@
 
 namespace rapt {
 
-struct KvModes : KvBits {
+struct KvFeatures : KvBits {
   static constexpr std::array<const char*, std::size(kinds)> names = {
 #define RAPT_KV_KIND(name, NAME, value, text, positions) text,
 #include "rapt/kv_kinds.def"
@@ -35,28 +35,28 @@ struct KvModes : KvBits {
   static constexpr unsigned of(const P& p) {
     unsigned kind = 0;
     KeyKinds::for_each([&]<class K>(K) {
-      if constexpr (KeyKinds::can_be<K, P>) kind = K::is(p) ? K::mode : kind;
+      if constexpr (KeyKinds::can_be<K, P>) kind = K::is(p) ? K::bit : kind;
     });
     return kind;
   }
 };
 
-// Modes of a call: the kind of its keys, and whether its queries are ragged.
-struct AttentionModes : KvModes {
+// Features of a call: the kind of its keys, and whether its queries are ragged.
+struct AttentionFeatures : KvFeatures {
   static constexpr unsigned ragged_q = any + 1;
-  static constexpr auto names = join(KvModes::names, std::array{"ragged queries"});
+  static constexpr auto names = join(KvFeatures::names, std::array{"ragged queries"});
 
   static unsigned of(const KvSource& kv, const TensorView& cu_seqlens_q) {
-    return KvModes::of(kv.kind, "kv", "one of KvSource's factories") | (cu_seqlens_q ? ragged_q : 0);
+    return KvFeatures::of(kv.kind, "kv", "one of KvSource's factories") | (cu_seqlens_q ? ragged_q : 0);
   }
-  using KvModes::of;
+  using KvFeatures::of;
   // Says of an argument that it does not go with keys of this kind.
   [[noreturn]] static void refuse(unsigned kind, const char* argument);
 };
 
 // Whether keys are those of a sequence, and not of a list for each token.
 constexpr bool has_positions(const AttentionProblem& p) {
-  return AttentionModes::of(p) & AttentionModes::positions;
+  return AttentionFeatures::of(p) & AttentionFeatures::positions;
 }
 
 // Whether sequences of a call may differ in length.
@@ -74,20 +74,20 @@ inline AttentionProblem in_sequences(AttentionProblem p) {
 constexpr Shapes key_shapes(unsigned kinds) {
   Shapes shapes("b hk sk");
   KeyKinds::visit(kinds, [&]<class K>(K) {
-    if (K::rows != nullptr) shapes = shapes.when(K::mode, K::rows);
+    if (K::rows != nullptr) shapes = shapes.when(K::bit, K::rows);
   });
   return shapes;
 }
 
 struct AttentionShapes {
-  using M = AttentionModes;
-  static constexpr Shapes queries = Shapes("b hq sq").when(M::ragged_q, "total_q hq");
-  static constexpr Shapes keys = key_shapes(M::any), cache = key_shapes(M::caches);
+  using Features = AttentionFeatures;
+  static constexpr Shapes queries = Shapes("b hq sq").when(Features::ragged_q, "total_q hq");
+  static constexpr Shapes keys = key_shapes(Features::any), cache = key_shapes(Features::caches);
   // Of pairs of a query and a key. Indices of ragged sequences are local, with room for the longest one.
   static constexpr Shapes pairs = Shapes("b? hq? sq? sk|1")
-                                      .when(M::ragged | M::ragged_q, "b? hq? sq?> sk|1>")
-                                      .when(M::ragged, "b? hq? sq? sk|1>")
-                                      .when(M::ragged_q, "b? hq? sq?> sk|1");
+                                      .when(Features::ragged | Features::ragged_q, "b? hq? sq?> sk|1>")
+                                      .when(Features::ragged, "b? hq? sq? sk|1>")
+                                      .when(Features::ragged_q, "b? hq? sq?> sk|1");
 };
 
 }  // namespace rapt
