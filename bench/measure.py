@@ -28,7 +28,7 @@ BF16_UNITS = {"amx_bf16", "avx512_bf16", "bf16"}
 
 
 class Step:
-    """One command and the file it fills. `program`: "rapt", "torch" or "transformers" must be there."""
+    """One command, its arguments `words`, and the file it fills. `program`: "rapt", "torch" or "transformers" must be there."""
 
     def __init__(self, name, program, file, words, default=True, quick=True):
         self.name, self.program, self.file, self.words = name, program, file, words
@@ -41,28 +41,28 @@ def steps(threads, quick, bf16):
     counts = ",".join(str(count) for count in sorted({1, threads}))
     types = "f32,bf16,f16" if bf16 else "f32"
     seeds, seconds = ("2", "0.05") if quick else ("5", "0.3")
-    short = "--no-math --no-memory --seeds 2 --samples 3".split()
-    few = ["--seconds", "0.1" if quick else "0.3"]
+    sampling = "--no-math --no-memory --seeds 2 --samples 3".split()
+    duration = ["--seconds", "0.1" if quick else "0.3"]
     model = f"--models --threads {threads} --samples 3 --seconds {0.3 if quick else 0.7}".split()
-    made = []
+    result = []
     for count in sorted({1, threads}, reverse=True):
-        made.append(Step("roofline", "rapt", f"roofline-{count}-threads",
+        result.append(Step("roofline", "rapt", f"roofline-{count}-threads",
                          ["roofline", "--set", "fusion", "--threads", str(count), "--seeds", seeds, "--min-time", seconds]))
-    made.append(Step("decode", "rapt", f"decode-{threads}-threads",
+    result.append(Step("decode", "rapt", f"decode-{threads}-threads",
                      ["bench", "--set", "decode", "--threads", str(threads), "--min-time", "0.1" if quick else "0.5"]))
-    made.append(Step("attention", "torch", f"attention-{threads}-threads",
-                     ["--set", "models", "--dtype", types, "--threads", str(threads), *short, *few]))
-    made.append(Step("models", "transformers", f"models-{threads}-threads",
+    result.append(Step("attention", "torch", f"attention-{threads}-threads",
+                     ["--set", "models", "--dtype", types, "--threads", str(threads), *sampling, *duration]))
+    result.append(Step("models", "transformers", f"models-{threads}-threads",
                      [*model, "--dtype", "f32,bf16" if bf16 else "f32"], quick=False))
-    made.append(Step("lengths", "torch", "lengths", ["--set", "paper", "--dtype", "f32", "--threads", counts, *short, *few], quick=False))
+    result.append(Step("lengths", "torch", "lengths", ["--set", "paper", "--dtype", "f32", "--threads", counts, *sampling, *duration], quick=False))
     if bf16:
-        made.append(Step("halves", "torch", "halves", ["--set", "halves", "--threads", counts, *short, *few], quick=False))
-    made.append(Step("decode-torch", "torch", "decode-torch",
-                     ["--set", "decode", "--dtype", types, "--threads", str(threads), *short, *few], quick=False))
+        result.append(Step("halves", "torch", "halves", ["--set", "halves", "--threads", counts, *sampling, *duration], quick=False))
+    result.append(Step("decode-torch", "torch", "decode-torch",
+                     ["--set", "decode", "--dtype", types, "--threads", str(threads), *sampling, *duration], quick=False))
     for dtype in ["f32", "bf16"] if bf16 else ["f32"]:
-        made.append(Step("training", "transformers", f"training-{dtype}-{threads}-threads", [*model, "--train", "--dtype", dtype],
+        result.append(Step("training", "transformers", f"training-{dtype}-{threads}-threads", [*model, "--train", "--dtype", dtype],
                          default=False, quick=False))
-    return made
+    return result
 
 
 def machine_name(cpu, cpus):

@@ -12,7 +12,8 @@ namespace rapt::bench {
 
 /// The attention_naive entry of an ISA; empty when there is none.
 std::string naive_entry(Isa isa);
-/// `isa` itself, or for one that multiplies bf16 only the best one below it: that of its FMA peak and its naive entry.
+/// The ISA whose fp32 vectors kernels of `isa` use: `isa` itself, or the best one below it if that only adds products
+/// of bf16. It has the FMA peak and the naive entry that `isa` is compared with.
 Isa vector_isa(Isa isa);
 
 /// GFLOP/s, and GB/s of reading; NaN where the ISA has no such unit or nobody asked, 0 when the threads could not be

@@ -109,7 +109,7 @@ endforeach()
 target_compile_definitions(rapt_cuda_library PRIVATE RAPT_VERSION="${PROJECT_VERSION}")
 target_link_libraries(rapt_cuda_library PRIVATE CUDA::cudart_static Threads::Threads ${CMAKE_DL_LIBS})
 set(rapt_cuda_exports ${PROJECT_SOURCE_DIR}/cmake/rapt_cuda.map)
-# -z defs: a function of the framework that it lacks fails here, not in users' programs (src/dispatch/cuda_library.hpp).
+# -z defs: a function of rapt that it lacks fails here, not in users' programs (src/dispatch/cuda_library.hpp).
 target_link_options(rapt_cuda_library PRIVATE LINKER:-z,defs LINKER:--version-script=${rapt_cuda_exports})
 set_target_properties(rapt_cuda_library PROPERTIES OUTPUT_NAME rapt_cuda VERSION ${rapt_soversion} SOVERSION ${rapt_soversion}
                       LINKER_LANGUAGE CXX LINK_DEPENDS ${rapt_cuda_exports})

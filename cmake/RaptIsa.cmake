@@ -127,7 +127,7 @@ function(rapt_add_isa_library name isa)
   endif()
   target_compile_options(${name} PRIVATE -march=${RAPT_MARCH_${isa}} ${optimise} -fno-lto -ffp-contract=off -fno-exceptions)
   # Three checks of pointers take more than half of the time that kernels compile, and find nothing that
-  # AddressSanitizer does not. libFuzzer looks for new paths through the framework.
+  # AddressSanitizer does not. libFuzzer looks for new paths through the rest of rapt.
   if(RAPT_SANITIZE MATCHES "address.*undefined|undefined.*address")
     target_compile_options(${name} PRIVATE -fno-sanitize=null,object-size,pointer-overflow)
   endif()

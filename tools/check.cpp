@@ -41,6 +41,7 @@ bool wants_lse(const Problem& problem) {
 std::vector<Problem> problems_of(const CheckOptions& options) {
   std::vector<Problem> problems;
   for (const std::string& text : options.problems) problems.push_back(parse_problem(text));
+  // Throws Error, before anything is printed.
   for (const Problem& problem : problems) make_plan(problem, make_context(options.threads, {}));
   if (problems.empty())
     for (const bench::SetLine& line : bench::check_problems()) problems.push_back(line.problem);

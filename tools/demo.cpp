@@ -130,13 +130,13 @@ struct Contender {
   double calls = 1;  ///< per sample, so that a sample is long enough for the clock
   std::vector<double> seconds, shares_of_peak;
 
-  void run_once(const AttentionArgs& args) const {
+  void run_sample(const AttentionArgs& args) const {
     for (double call = 0; call < calls; ++call) plan.run(args);
   }
   void take_sample(const AttentionArgs& args, const bench::Roofline& roofline, double flops) {
     const double before = roofline.peaks().fma;
     const auto start = Clock::now();
-    run_once(args);
+    run_sample(args);
     seconds.push_back(since(start) / calls);
     const double peak = (before + roofline.peaks().fma) / 2;
     if (peak > 0) shares_of_peak.push_back(flops / seconds.back() / 1e9 / peak);
@@ -145,9 +145,9 @@ struct Contender {
 
 Contender prepare(const AttentionArgs& args, const Context& context) {
   Contender contender{Plan(args, context), 1, {}, {}};
-  contender.run_once(args);
+  contender.run_sample(args);
   const auto start = Clock::now();
-  contender.run_once(args);
+  contender.run_sample(args);
   contender.calls = std::max(1.0, std::ceil(kSecondsPerSample / since(start)));
   return contender;
 }

@@ -159,7 +159,7 @@ class Run {
       const std::string violation = testing::CaseOf<P>::verify(inputs, context, kCheckedRows).violation;
       if (!violation.empty()) throw std::runtime_error(fmt::format("{}: wrong: {}", short_text(problem), violation));
       if (seed == 1) timed.push_back({{i, name, entries_[i], unit, cost_of(args)}, {}});
-      take(timed[0], [&] { testing::call(args, context); });
+      add_seed(timed[0], [&] { testing::call(args, context); });
       if constexpr (std::is_same_v<P, AttentionProblem>)
         if (bench::why_no_three_steps(problem).empty()) time_steps(timed, args, vectors);
     }
@@ -179,15 +179,15 @@ class Run {
                                              pipeline.out()[n], fused[n]));
     for (int step = 0; step < 3; ++step) {
       const ThreeSteps::Step& s = pipeline.steps()[static_cast<std::size_t>(step)];
-      const auto place = static_cast<std::size_t>(step) + 1;
-      if (timed.size() == place)
+      const auto dot = static_cast<std::size_t>(step) + 1;
+      if (timed.size() == dot)
         timed.push_back({{i, s.name, fmt::format("Eigen, {}", to_string(isa)), isa, s.cost}, {}});
-      take(timed[place], [&] { pipeline.run(step); });
+      add_seed(timed[dot], [&] { pipeline.run(step); });
     }
   }
 
   /// Takes the samples of one seed. After the first seed's, runs the same number of calls under the counters.
-  void take(Timed& timed, const std::function<void()>& call) {
+  void add_seed(Timed& timed, const std::function<void()>& call) {
     const std::vector<Sample> samples = take_samples(call, limits_.roofline(timed.dot.unit), budget_);
     timed.dot.seeds_s.push_back(summarise(samples, timed.dot.cost).median_s);
     timed.samples.insert(timed.samples.end(), samples.begin(), samples.end());

@@ -82,8 +82,8 @@ std::array<std::string, 10> columns(const Dot& dot, const RooflineRun& run) {
           figure(100 * dot.of_roof(), 1)};
 }
 
-/// The first dot of a problem.
-bool is_call(const RooflineRun& run, const Dot& dot) {
+/// Whether it is its problem's first dot: the call's, before those of steps.
+bool is_first_dot(const RooflineRun& run, const Dot& dot) {
   return &dot == run.dots.data() || (&dot - 1)->problem != dot.problem;
 }
 
@@ -237,7 +237,8 @@ std::string roofline_table(const Machine& machine, const RooflineRun& run) {
   };
   add_row(kColumns);
   for (const Dot& dot : run.dots) {
-    if (is_call(run, dot)) table += fmt::format("{}: {}\n", dot.problem + 1, short_text(run.problems[dot.problem]));
+    if (is_first_dot(run, dot))
+      table += fmt::format("{}: {}\n", dot.problem + 1, short_text(run.problems[dot.problem]));
     add_row(columns(dot, run));
     if (dot.samples < run.min_samples) table.insert(table.size() - 1, fmt::format("  {} steady samples", dot.samples));
   }
@@ -321,7 +322,7 @@ std::string roofline_html(const Machine& machine, const RooflineRun& run) {
   for (const char* name : kColumns) html += fmt::format("<th>{}</th>", name);
   html += "</tr>\n";
   for (const Dot& dot : run.dots) {
-    if (is_call(run, dot))
+    if (is_first_dot(run, dot))
       html += fmt::format("<tr><th colspan=\"10\">{}: {}</th></tr>\n", dot.problem + 1,
                           escaped(short_text(run.problems[dot.problem])));
     html += "<tr>";

@@ -15,13 +15,16 @@ import uuid
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-# What CMake's cache has of those that a build may use; "": it always does. Others are requirements of the Python package.
+# Components that a build may use, by the entry of CMake's cache that says so; "": it always does. Others are requirements of
+# the Python package.
 IN_CACHE = {
     "TBB": "TBB_DIR", "xsimd": "RAPT_XSIMD_INCLUDE_DIR", "ittnotify": "RAPT_ITT_LIBRARY", "CUDAToolkit": "CMAKE_CUDA_COMPILER",
     "fmt": "fmt_DIR", "CLI11": "CLI11_DIR", "nlohmann_json": "nlohmann_json_DIR", "Eigen3": "Eigen3_DIR", "Catch2": "Catch2_DIR",
     "nanobind": "nanobind_DIR", "OpenMP": "OpenMP_CXX_LIB_NAMES", "libomp": "OpenMP_CXX_LIB_NAMES", "g++": "", "Threads": "",
 }
+# Options that leave a component out.
 SWITCHES = {"ittnotify": "RAPT_ITT", "CUDAToolkit": "RAPT_CUDA", "OpenMP": "RAPT_OPENMP", "libomp": "RAPT_OPENMP"}
+# What is built, by the option for it.
 PARTS = {"library": "", "command": "RAPT_BUILD_TOOLS", "tests": "RAPT_BUILD_TESTS", "Python": "RAPT_PYTHON"}
 
 
@@ -79,7 +82,7 @@ def linked(build, cache):
 
 
 def name_in_use(component, cache, libraries):
-    """That by which the build knows a component, or None where it does without."""
+    """The name under which the build found a component, or None where the build does not use it."""
     shared = {name for name in component["names"] if name.startswith("lib") and not name.endswith("-dev")}
     if shared and libraries and not shared & libraries:
         return None

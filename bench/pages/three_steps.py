@@ -10,7 +10,7 @@ from .three_steps_data import Machine, bytes_text
 
 TEXT = Path(__file__).with_name("three_steps.md.in")
 FOLDER = "docs/report"
-HEADS, LENGTHS, WIDTHS = 8, (128, 256, 512, 1024, 2048, 4096), (64, 128)  # of bench/sets/fusion.txt
+HEADS, LENGTHS, HEAD_DIMS = 8, (128, 256, 512, 1024, 2048, 4096), (64, 128)  # of bench/sets/fusion.txt
 COLORS = {64: "#0b6bcb", 128: "#e07b00"}
 NOTHING = """No machine has been measured for this page yet: no file of `bench/results` is named `<machine>-roofline-<threads>-threads.json`.
 
@@ -36,8 +36,9 @@ def matrix_table(machines):
 
 
 def intensity_table():
+    """Of 4 s^2 d FLOPs in fp32: three steps move q, k, v, out and four times the matrix of scores, the fused call the former alone."""
     rows = []
-    for d in WIDTHS:
+    for d in HEAD_DIMS:
         for s in LENGTHS:
             three, fused = d / 4 * s / (s + d), s / 4
             rows.append([str(d), str(s), f"{three:.1f}", f"{fused:.0f}", f"{fused / three:.0f}"])
@@ -45,17 +46,17 @@ def intensity_table():
 
 
 def roofline_figure(machine):
-    threads = machine.most
+    threads = machine.max_threads
     run = machine.runs[threads]
     pairs = []
-    for d in WIDTHS:
+    for d in HEAD_DIMS:
         for s in machine.lengths(threads, d):
             three, fused = (run[(s, d, False, step)] for step in ("three steps", "fused"))
             pairs.append((f"S = {s}", COLORS[d], *((dot["intensity"], dot["gflops"]) for dot in (three, fused))))
     return roofline_chart(f"{machine.name}: three steps (hollow) and fused (full)",
                           f"fp32, {HEADS} heads, full · {machine.cpu}, {threads} thread{'s' * (threads > 1)}",
                           (machine.units(threads), machine.reads(threads)), pairs,
-                          [(f"d = {d}", COLORS[d], 1) for d in WIDTHS])
+                          [(f"d = {d}", COLORS[d], 1) for d in HEAD_DIMS])
 
 
 def by_length(machine, value, title, subtitle, unit, **options):
@@ -63,11 +64,11 @@ def by_length(machine, value, title, subtitle, unit, **options):
     panels = []
     for threads in machine.runs:
         lines = []
-        for d in WIDTHS:
+        for d in HEAD_DIMS:
             for step, dash in (("fused", ""), ("three steps", "6 4")):
                 lines.append((COLORS[d], dash, [(s, value(machine, threads, (s, d, False, step))) for s in machine.lengths(threads, d)]))
         panels.append((f"{threads} thread{'s' * (threads > 1)}", lines))
-    legend = [(f"d = {d}", COLORS[d], 1) for d in WIDTHS] + [("dashed: three steps", "#ffffff", 1)]
+    legend = [(f"d = {d}", COLORS[d], 1) for d in HEAD_DIMS] + [("dashed: three steps", "#ffffff", 1)]
     return line_chart(title, f"{subtitle} · {machine.cpu}", unit, panels, legend, **options)
 
 
@@ -76,9 +77,9 @@ def results_table(machine):
     for threads in machine.runs:
         head += [f"fused ms, {threads} thread{'s' * (threads > 1)}", "three steps ms", "three steps / fused"]
     rows = []
-    for d in WIDTHS:
+    for d in HEAD_DIMS:
         for causal in (False, True):
-            for s in machine.lengths(machine.most, d):
+            for s in machine.lengths(machine.max_threads, d):
                 row = [str(d), "causal" if causal else "full", str(s)]
                 for threads in machine.runs:
                     row += [str(machine.time(threads, (s, d, causal, step))) for step in ("fused", "three steps")]
@@ -92,17 +93,17 @@ def counted(machine):
     if reason:
         return f"Nothing was counted by the processor on this machine ({reason})."
     rows = []
-    for d in WIDTHS:
-        for s in machine.lengths(machine.most, d):
+    for d in HEAD_DIMS:
+        for s in machine.lengths(machine.max_threads, d):
             cells = [str(d), str(s)]
             for step in ("three steps", "fused"):
-                dot = machine.runs[machine.most][(s, d, False, step)]
+                dot = machine.runs[machine.max_threads][(s, d, False, step)]
                 found = dot["counted"]["intensity"]
                 cells += [f"{dot['intensity']:.1f}", "no misses" if found is None else f"{found:.1f}"]
             rows.append(cells)
     head = ["d", "S", "three steps, FLOPs per byte", "counted", "fused", "counted"]
     return ("FLOPs per byte by formula, and over 64 bytes for each miss of the last-level cache that the processor counted "
-            f"({machine.most} threads, full):\n\n{table(head, rows)}")
+            f"({machine.max_threads} threads, full):\n\n{table(head, rows)}")
 
 
 def simulated(results):
@@ -186,7 +187,7 @@ def files(results=RESULTS):
             machine, lambda m, threads, key: 100 * m.of_roof(threads, key), f"{machine.name}: share of the roof by sequence length",
             "of the smaller of peak and intensity times memory's bandwidth; full", " %", line=100)
     text = TEXT.read_text(encoding="utf-8").format(
-        heads=HEADS, lengths=", ".join(map(str, LENGTHS[:-1])) + f" and {LENGTHS[-1]}", widths=" and ".join(map(str, WIDTHS)),
+        heads=HEADS, lengths=", ".join(map(str, LENGTHS[:-1])) + f" and {LENGTHS[-1]}", widths=" and ".join(map(str, HEAD_DIMS)),
         matrix_table=matrix_table(machines), intensity_table=intensity_table(),
         simulated=simulated(results), machines="".join(map(section, machines)) or NOTHING)
     return {f"{FOLDER}/{name}": content for name, content in {**made, "README.md": text}.items()}

@@ -42,9 +42,9 @@ class Machine:
         self.name = name
         self.documents = {threads: document for threads, (_, document) in files.items()}
         self.runs = {threads: {self._key(dot): dot for dot in run["dots"]} for threads, run in self.documents.items()}
-        self.most = max(self.runs)
+        self.max_threads = max(self.runs)
         self.day = " and ".join(dict.fromkeys(day for day, _ in files.values()))
-        context = self.documents[self.most]["context"]
+        context = self.documents[self.max_threads]["context"]
         self.cpu, self.cpus = context["cpu"], context["num_cpus"]
         self.commit, self.compiler = context["commit"], context["compiler"]
         self.seeds = min(run["context"]["seeds"] for run in self.documents.values())

@@ -58,9 +58,9 @@ def where_the_matrix_lies(machine):
     size = machine.caches.get(last, 0)
     for threads in machine.runs:
         fits, not_fits = [], []
-        for key in machine.keys(threads, "three steps"):
-            if not key[2]:
-                (fits if 32 * key[0] ** 2 < size else not_fits).append(key)
+        for s, d, causal, step in machine.keys(threads, "three steps"):
+            if not causal:
+                (fits if 32 * s**2 < size else not_fits).append((s, d, causal, step))  # float32, 8 heads
         if fits and not_fits:
             shares = [statistics.median(machine.of_peak(threads, key) for key in keys) for keys in (fits, not_fits)]
             not_memory = " So it is not memory that bounds the shorter ones." if shares[1] > shares[0] else ""
@@ -113,20 +113,20 @@ def causal(machine):
 
 
 def threads_gain(machine):
-    if 1 not in machine.runs or machine.most == 1:
+    if 1 not in machine.runs or machine.max_threads == 1:
         return
-    texts, most = [], 0
+    texts, max_gain = [], 0
     for step in ("fused", "three steps"):
-        gains = {key: machine.time(1, key).mean / machine.time(machine.most, key).mean
-                 for key in machine.keys(machine.most, step) if key in machine.runs[1]}
+        gains = {key: machine.time(1, key).mean / machine.time(machine.max_threads, key).mean
+                 for key in machine.keys(machine.max_threads, step) if key in machine.runs[1]}
         low, high = min(gains, key=gains.get), max(gains, key=gains.get)
-        most = max(most, gains[high])
+        max_gain = max(max_gain, gains[high])
         texts.append(f"the {'fused call' if step == 'fused' else 'three steps'} {gains[low]:.1f} ({label(low)}) to {gains[high]:.1f} ({label(high)})")
-    peaks = [max(rate for _, rate in machine.units(threads)) for threads in (1, machine.most)]
-    yield (f"**From one thread to {machine.most}**: {texts[0]} times as fast, {texts[1]} times. The peak of arithmetic grows {peaks[1] / peaks[0]:.1f} times"
-           + (f", memory's bandwidth {machine.memory(machine.most) / machine.memory(1):.1f} times." if machine.memory(machine.most) and machine.memory(1)
+    peaks = [max(rate for _, rate in machine.units(threads)) for threads in (1, machine.max_threads)]
+    yield (f"**From one thread to {machine.max_threads}**: {texts[0]} times as fast, {texts[1]} times. The peak of arithmetic grows {peaks[1] / peaks[0]:.1f} times"
+           + (f", memory's bandwidth {machine.memory(machine.max_threads) / machine.memory(1):.1f} times." if machine.memory(machine.max_threads) and machine.memory(1)
               else ".")
-           + (" (More than the peak: both runs scatter, as below, and more cores have more cache.)" if most > 1.05 * peaks[1] / peaks[0] else ""))
+           + (" (More than the peak: both runs scatter, as below, and more cores have more cache.)" if max_gain > 1.05 * peaks[1] / peaks[0] else ""))
 
 
 def scatter(machine):

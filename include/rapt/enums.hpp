@@ -37,9 +37,10 @@ enum class UpdateRule : std::uint8_t { linear, gated, delta, gated_delta };
 enum class Decay : std::uint8_t { none, constant, head, channel };
 
 /// The calls of an operation that a kernel is for. Attention: `prefill` is for many query rows, `decode` for few rows
-/// over many keys, and `naive` computes three steps with the matrix of scores in memory. delta_rule: `decode` is for
-/// one token per sequence. For delta_rule and attention_backward, `naive` computes the formulas as written. Other
-/// kernels, and operations with one kind of kernel, have `all`.
+/// over many keys, and `naive` computes three steps with the matrix of scores in memory. delta_rule: `prefill` is for
+/// prompts, which it computes in chunks of tokens, and `decode` for one token per sequence. For delta_rule and
+/// attention_backward, `naive` computes the formulas as written. Other kernels, and operations with one kind of kernel,
+/// have `all`.
 enum class Phase : std::uint8_t { all, prefill, decode, naive };
 
 }  // namespace rapt

@@ -68,8 +68,8 @@ def train(folder: Path, attention: str, sentences: list[str], steps: int, batch:
         tokens = tokenizer(texts, padding=True, truncation=True, return_tensors="pt")
         start = time.perf_counter()
         each, following = embeddings(model, tokens).chunk(2)
-        itself = first[:, None] == first + 1  # some follow another one of the batch
-        scores = (each @ following.T / 0.05).masked_fill(itself, -torch.inf)
+        is_self = first[:, None] == first + 1  # a sentence of the batch may be the one that follows another
+        scores = (each @ following.T / 0.05).masked_fill(is_self, -torch.inf)
         loss = functional.cross_entropy(scores, torch.arange(len(first)))
         loss.backward()
         optimizer.step()

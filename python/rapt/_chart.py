@@ -91,13 +91,13 @@ def _rates(
     for (name, dtype, threads), group in groups.items():
         parts.append(f'<text x="16" y="{y + 20}" font-weight="600">{escape(name)}, {title_of(dtype, threads)}</text>')
         y += 30
-        most, part = max(row[value] for row in group), ""
+        max_value, part = max(row[value] for row in group), ""
         for row in group:
             if part_of(row) != part:
                 y += GAP
                 part = part_of(row)
                 parts.append(f'<text x="16" y="{y + 13}">{escape(part)}</text>')
-            wide, color = BARS * row[value] / most, COLORS[sides.index(row["side"]) % len(COLORS)]
+            wide, color = BARS * row[value] / max_value, COLORS[sides.index(row["side"]) % len(COLORS)]
             parts.append(f'<text x="{LABELS - 10}" y="{y + 13}" text-anchor="end">{escape(row["side"])}</text>')
             parts.append(f'<rect x="{LABELS}" y="{y + 2}" width="{wide:.1f}" height="{BAR - 4}" fill="{color}"/>')
             text = f"{row[value]:.4g} ({row['speedup_best']:.2f}×)"

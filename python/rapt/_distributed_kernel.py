@@ -104,8 +104,8 @@ def padding(
     wanted = kernel(sq)
     if wanted[-1]:  # the keys of each split depend on the number of rows and on the keys that all of them see
         return start, sq
-    fewest, most = rows, sq
-    while fewest < most:
-        middle = (fewest + most) // 2
-        fewest, most = (fewest, middle) if kernel(middle) == wanted else (middle + 1, most)
-    return most - rows, most
+    low, high = rows, sq  # the smallest number of rows with this kernel lies between
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if kernel(middle) == wanted else (middle + 1, high)
+    return high - rows, high

@@ -69,7 +69,7 @@ def _gathered(k: Tensor, v: Tensor, request: Request, share: Share) -> tuple[Ten
 
 
 def as_batch(given: dict[str, Any]) -> dict[str, Any]:
-    """The arguments as a batch of one sequence, for the checks that both have. Raises what packed sequences add."""
+    """The arguments as a batch of one sequence, so that the checks of batches apply. Raises for what packed sequences add to them."""
     named, q = {name: given[name] for name in ("q", "k", "v")}, given["q"]
     for name, x in named.items():
         if isinstance(x, Tensor) and x.dim() != 3:

@@ -64,26 +64,26 @@ class _Loss(torch.autograd.Function):
         is enough to say later what the gradient depends on: the scores themselves need not be kept."""
         b, sq, sk = scores.shape
         dscores = torch.zeros_like(scores) if ctx.needs_input_grad[0] else None
-        of_token = q.shape[1] * sk
+        elements_of_token = q.shape[1] * sk
         if indices is not None:  # each token has a copy of its keys
-            of_token = indices.shape[2] * max(q.shape[1], k.shape[1] * k.shape[3])
-        step = max(_CHUNK // max(of_token, 1), 1)
+            elements_of_token = indices.shape[2] * max(q.shape[1], k.shape[1] * k.shape[3])
+        step = max(_CHUNK // max(elements_of_token, 1), 1)
         loss = torch.zeros((), dtype=torch.float64, device="cpu")
         for n in range(b):
             rows = k[n if k.shape[0] > 1 else 0]
             for first in range(0, sq, step):
                 tokens = slice(first, min(first + step, sq))
-                own = scores[n, tokens].float()
+                chunk = scores[n, tokens].float()
                 if indices is None:
-                    seen, keys = own != -torch.inf, rows  # NaN is seen
+                    seen, keys = chunk != -torch.inf, rows  # NaN is seen
                 else:
                     listed = indices[n, tokens].long()
                     seen, listed = listed >= 0, listed.clamp_min(0)
-                    own = own.gather(1, listed).masked_fill(~seen, -torch.inf)
-                    seen, keys = own != -torch.inf, rows[:, listed].masked_fill(~seen[:, :, None], 0.0)
+                    chunk = chunk.gather(1, listed).masked_fill(~seen, -torch.inf)
+                    seen, keys = chunk != -torch.inf, rows[:, listed].masked_fill(~seen[:, :, None], 0.0)
                 p = _teacher(q[n, :, tokens], keys, seen, scale, sinks)
                 seen = seen & (p != 0).any(1, keepdim=True)  # where sinks are inf, attention gives its keys nothing
-                log_i = own.log_softmax(1).masked_fill(~seen, 0.0)
+                log_i = chunk.log_softmax(1).masked_fill(~seen, 0.0)
                 loss += (torch.special.xlogy(p, p) - p * log_i).sum(dtype=torch.float64)
                 if dscores is None:
                     continue

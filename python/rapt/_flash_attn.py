@@ -214,8 +214,8 @@ def _pairs(given: Sequence[Any]) -> Any:
     if cu_seqlens_q is None:
         return _flops.pairs_of(_heads_first(q), _heads_first(k), cache_seqlens, block_table, None, None)
     lengths = cache_seqlens if cu_seqlens_k is None else cu_seqlens_k.diff()
-    most = q.shape[0] * prod(k.shape[: 2 if k.dim() == 4 else 1])
-    return q.shape[1] * _flops.total(cu_seqlens_q.diff() * lengths, 1, most)
+    max_pairs = q.shape[0] * prod(k.shape[: 2 if k.dim() == 4 else 1])
+    return q.shape[1] * _flops.total(cu_seqlens_q.diff() * lengths, 1, max_pairs)
 
 
 @_flops.counted(_NAME, _NAME + "_with_lse")

@@ -174,8 +174,8 @@ def returned(lse: Tensor) -> Tensor:
 
 
 def compact(x: Tensor, borders: Tensor, used: Tensor, name: str) -> tuple[Tensor, Tensor]:
-    """Which rows of x [total, ...] are among the first used[i] of their sequence, and the borders of what they make.
-    `name`: of `used`."""
+    """The rows of x [total, ...] that are among the first used[i] of their sequence i, as indices, and the borders of the shorter
+    sequences that they form. `name`: of `used` in errors."""
     if used.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"{name}: got {used.dtype}; wanted torch.int32 or torch.int64")
     if used.shape != (borders.shape[0] - 1,):
@@ -185,9 +185,9 @@ def compact(x: Tensor, borders: Tensor, used: Tensor, name: str) -> tuple[Tensor
     row = torch.arange(x.shape[0], device=x.device)
     sequence = torch.searchsorted(borders[1:].long(), row, right=True)
     ends = torch.cat((borders[:-1] + used, borders.new_zeros(1)))  # and of the rows of no sequence
-    made = torch.nn.functional.pad(used.cumsum(0), (1, 0)).to(borders.dtype)
+    new_borders = torch.nn.functional.pad(used.cumsum(0), (1, 0)).to(borders.dtype)
     chosen = torch.nonzero(row < ends[sequence]).flatten()
-    return chosen, made
+    return chosen, new_borders
 
 
 def _longest(name: str, given: Any, borders: Tensor) -> int:

@@ -47,10 +47,10 @@ def backward(pairs: Any, d: Any, dv: Any) -> Any:
     return 2 * pairs * (3 * d + 2 * dv)
 
 
-def total(lengths: Tensor | None, count: Any, most: Any) -> Any:
-    """The sum of `count` lengths, each `most` where they are not known."""
+def total(lengths: Tensor | None, count: Any, max_length: Any) -> Any:
+    """The sum of `count` lengths, each `max_length` where they are not known."""
     if lengths is None or isinstance(lengths, (FakeTensor, FunctionalTensor)) or lengths.device.type == "meta":
-        return count * most
+        return count * max_length
     return int(lengths.sum())
 
 

@@ -21,8 +21,9 @@ class Entry(TypedDict):
     operation: str
     """ "attention", "delta_rule", ..."""
     phase: str
-    """The calls that it is for: "prefill" (many query rows), "decode" (few rows over many keys), "naive" (three steps with
-    the matrix of scores in memory; for other operations the formulas as written), or "all"."""
+    """The calls that it is for: "prefill" (many query rows; delta_rule: prompts), "decode" (few rows over many keys; delta_rule:
+    one token per sequence), "naive" (three steps with the matrix of scores in memory; for other operations the formulas as
+    written), or "all"."""
     arithmetic: str
     """The type of its products: "f32", "bf16"; "f16x3" is fp16 by three products of bf16 components."""
     isa: str

@@ -17,7 +17,7 @@ from rapt import _flash_attn, _model_attention, _model_keywords, _model_masks, _
 from rapt._codes import Codes, OnlyForRapt
 from rapt._flash_attn_cache import flash_attn_with_kvcache
 from rapt._flash_attn_module import index_first_axis, index_put_first_axis, unpad_input
-from rapt._model_later import Later, made
+from rapt._model_lazy import LazyTensor, materialized
 
 # Keywords that say how a call's tokens are laid out. Attention does not depend on them otherwise.
 _LAYOUT = frozenset(
@@ -67,7 +67,7 @@ def forward(
     key, value = _update_cache(module, key, value, kwargs)
     layout = {name: kwargs.pop(name, None) for name in _LAYOUT}
     if (attention_mask is not None and attention_mask.dim() < 3) or any(x is not None for x in layout.values()):
-        key, value = made(key), made(value)
+        key, value = materialized(key), materialized(value)
     if attention_mask is None and layout["cu_seq_lens_q"] is None and layout["block_table"] is None:
         attention_mask = _model_masks.borders_of_positions(kwargs.get("position_ids"), query.shape[2], key.shape[2])
     sinks = sinks if s_aux is None else s_aux
@@ -100,19 +100,19 @@ def over_sequences(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    mask: Later,
+    mask: LazyTensor,
     scaling: float | None,
     softcap: float | None,
     sinks: Tensor | None,
     dropout: float,
     modified: bool,
 ) -> Tensor | None:
-    """[b, n, hq, dv] under a later_mask(), without making it; None where that is not to be had, or where somebody read the mask,
+    """[b, n, hq, dv] under a lazy_mask(), without making it; None where that is not to be had, or where somebody read the mask,
     who may have written to it."""
     global calls
     if mask.made is not None:
         return None
-    pattern, given = mask.given
+    pattern, given = mask.source
     # transformers' masks of both directions show keys up to the window away, rapt's windows count the row itself.
     window = pattern.window if pattern.causal or pattern.window is None else pattern.window + 1
     scale = None if scaling is None else float(scaling)

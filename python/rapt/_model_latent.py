@@ -2,7 +2,7 @@
 
 Layers of DeepSeek-V2 to V3.2, GLM-5, Kimi Linear and others keep a latent and a rotary part of each token, and make the keys and
 values of all heads of them for every call, by their method expand_kv. Of a layer that attends by rapt that method says what it would
-make (Later), and few queries attend to the rows themselves: they go into the latent space, and results out of it, as in rapt.mla.
+make (LazyTensor), and few queries attend to the rows themselves: they go into the latent space, and results out of it, as in rapt.mla.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from rapt import _model_fork, _model_sparse, _refusals
 from rapt._codes import Codes, OnlyForRapt, Rows
 from rapt._mla import Options, Sizes, cheaper_form
-from rapt._model_later import Later, made
+from rapt._model_lazy import LazyTensor, materialized
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _MARK = "rapt_latent"
@@ -90,8 +90,8 @@ def _deferring(theirs: Any, names: Container[str]) -> Any:
         nope, v, rope = self.qk_nope_head_dim, self.v_head_dim, k_rot.shape[-1]
         h = self.kv_b_proj.out_features // (nope + v)
         return (
-            Later((b, h, m, nope + rope), k_rot, k_rot.dtype, rows, lambda: expanded(0)),
-            Later((b, h, m, v), k_rot, k_rot.dtype, rows, lambda: expanded(1)),
+            LazyTensor((b, h, m, nope + rope), k_rot, k_rot.dtype, rows, lambda: expanded(0)),
+            LazyTensor((b, h, m, v), k_rot, k_rot.dtype, rows, lambda: expanded(1)),
         )
 
     setattr(expand_kv, _MARK, True)
@@ -136,7 +136,7 @@ def attend(
     sizes = Sizes(b, n, m, nope, rope.shape[-1], rank, v)
     if isinstance(latent, Tensor) and cheaper_form(sizes, Options(v, scale, causal, "bottom_right")) == "expanded":
         return None
-    mask = made(mask)
+    mask = materialized(mask)
     w_uk, w_uv = layer.kv_b_proj.weight.view(h, nope + v, rank).split((nope, v), 1)
     absorbed = torch.cat((torch.einsum("bhnd,hdc->bhnc", query[..., :nope], w_uk), query[..., nope:]), -1)
     key = _model_fork.by_parts(_joined, latent, rope)

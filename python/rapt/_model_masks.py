@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import masking_utils as masks
 
 from rapt import _refusals
-from rapt._model_later import Later
+from rapt._model_lazy import LazyTensor
 
 
 class _Pattern(NamedTuple):
@@ -61,13 +61,13 @@ def _pattern(function: Any) -> _Pattern | None:
 
 
 def mask(**arguments: Any) -> Any:
-    """What rapt_flash gets as its mask: None where the layer says it all, [b, m] bool of padding, or the borders
-    [sequences + 1] of packed sequences. NotImplemented where it wants a whole mask."""
+    """What rapt_flash gets as its mask: None where causality and the layer's window are all there is to it, [b, m] bool of padding,
+    or the borders [sequences + 1] of packed sequences. NotImplemented where only a whole mask will do."""
     found = _pattern_and_mask(**arguments)
     return found if found is NotImplemented else found[1]
 
 
-def later_mask(whole: Callable[..., Tensor | None], arguments: dict[str, Any]) -> Later | None:
+def lazy_mask(whole: Callable[..., Tensor | None], arguments: dict[str, Any]) -> LazyTensor | None:
     """The mask [b, 1, n, m] of sequences whose lengths or borders say as much; None of others. It is made by whole(**arguments)
     where a model's code reads it."""
     n, m = arguments.get("q_length"), arguments["kv_length"]
@@ -80,7 +80,7 @@ def later_mask(whole: Callable[..., Tensor | None], arguments: dict[str, Any]) -
         assert mask is not None
         return mask
 
-    return Later((arguments["batch_size"], 1, n, m), found[1], torch.bool, found, make)
+    return LazyTensor((arguments["batch_size"], 1, n, m), found[1], torch.bool, found, make)
 
 
 def _pattern_and_mask(

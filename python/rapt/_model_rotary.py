@@ -110,10 +110,10 @@ def _is_intercepted() -> bool:
 
 
 def _step(rotation: Rotation, theirs: FunctionType, moved: tuple[bool, bool]) -> Callable[..., Any]:
-    """What a layer calls; _model_rotary_source.rewritten() has the arguments."""
-    interleaved, whole, columns, rounds_last = rotation
+    """What a layer calls; _model_rotary_source.rewritten() has the arguments. `theirs` is the layer's own forward."""
+    interleaved, all_channels, columns, rounds_last = rotation
     variables = theirs.__globals__
-    known = variables[ROTATE]
+    rotate = variables[ROTATE]  # whose source rapt knows, unless somebody replaces it
 
     def tables(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Any, Any, int] | None:
         """cos, sin and the number of channels that are rotated, where rapt computes what the model does."""
@@ -129,14 +129,14 @@ def _step(rotation: Rotation, theirs: FunctionType, moved: tuple[bool, bool]) ->
             cos, sin = cos[..., : r // 2], sin[..., : r // 2]
         elif columns == "half":
             r *= 2
-        return None if whole and r != q.shape[3] else (cos, sin, r)
+        return None if all_channels and r != q.shape[3] else (cos, sin, r)
 
     def step(q: Any, k: Any, v: Any, cos: Any, sin: Any, past: Any, index: Any, q_norm: Any, k_norm: Any) -> Any:
         norms = _NO_NORMS if q_norm is None and k_norm is None else _weights(q_norm, k_norm, q.dtype)
         if norms is None:  # modules of other kinds
             q, k = _normed(q_norm, q, moved[0]), _normed(k_norm, k, moved[1])
             q_norm, k_norm, norms = None, None, _NO_NORMS
-        if cos is not None and variables[ROTATE] is known and "forward" not in vars(known):
+        if cos is not None and variables[ROTATE] is rotate and "forward" not in vars(rotate):
             found = tables(q, k, cos, sin)
             if found is not None:
                 cos_rows, sin_rows, r = found

@@ -188,21 +188,21 @@ def _cuda_refusal() -> str:
 
 def _cuda_preference(dtype: torch.dtype, d: int, dv: int) -> str:
     """Why PyTorch is faster for calls with these head dimensions, "" if it is not."""
-    largest, tensor_cores = _cuda_head_dims(dtype)
-    if dv > largest:
-        return f"values of more than {largest} columns on a GPU"
+    max_without_scores, tensor_cores = _cuda_head_dims(dtype)
+    if dv > max_without_scores:
+        return f"values of more than {max_without_scores} columns on a GPU"
     if tensor_cores is None:
         return ""
-    for smallest, most, most_of_values in tensor_cores:
-        if d >= smallest and dv >= smallest and d <= most and dv <= most_of_values:
+    for min_head_dim, max_head_dim, max_value_head_dim in tensor_cores:
+        if d >= min_head_dim and dv >= min_head_dim and d <= max_head_dim and dv <= max_value_head_dim:
             return ""
     sizes = f" and heads of {d} and {dv} columns" if tensor_cores else ""
     return f"tensors of {dtype}{sizes} on a GPU, for which dispatch has no tensor-core kernel"
 
 
 def _cuda_head_dims(dtype: torch.dtype) -> tuple[int, tuple[tuple[int, int, int], ...] | None]:
-    """The most columns of values that a kernel takes without a matrix of scores in memory. And the least and the most columns
-    of keys and the most of values of each tensor-core kernel, None where the call needs none."""
+    """The largest head dimension of values without a matrix of scores in memory. And the smallest and largest head dimension,
+    and the largest one of values, of each tensor-core kernel; None where the call needs none."""
     own = _DTYPES[dtype]
     attention = [e for e in _cuda_entries() if e["operation"] == "attention" and own in e["dtypes"]]
     chosen = [e for e in attention if not e["unusable"] and not e["opt_in"]]

@@ -57,7 +57,7 @@ from rapt import _model_latent, _model_masks, _model_rotary, _model_serving, _mo
 from rapt import torch as rapt_torch
 from rapt._codes import OnlyForRapt
 from rapt._model_cache import Cache
-from rapt._model_later import Later, made
+from rapt._model_lazy import LazyTensor, materialized
 from rapt._model_rotary import fused
 from rapt._scalars import truth
 
@@ -246,8 +246,8 @@ def _mask(**arguments: Any) -> Tensor | None:
     for "causal, within the layer's sliding window, and query and keys end together", and "all" in layers that are not."""
     if _is_plainly_causal(**arguments):
         return None
-    later = _model_masks.later_mask(_whole_mask, arguments)
-    return _whole_mask(**arguments) if later is None else later
+    lazy = _model_masks.lazy_mask(_whole_mask, arguments)
+    return _whole_mask(**arguments) if lazy is None else lazy
 
 
 def _whole_mask(**arguments: Any) -> Tensor | None:
@@ -311,23 +311,23 @@ def _attention_forward(
     global _calls
     _model_keywords.check(kwargs, attention_mask)
     s_aux = sinks if s_aux is None else s_aux
-    if isinstance(key, Later):
+    if isinstance(key, LazyTensor):
         is_causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
         if dropout == 0:
-            later = isinstance(attention_mask, Later)
-            mask, bias = (attention_mask, position_bias) if later else _mask_and_bias(attention_mask, position_bias)
-            plain = is_causal and attention_mask is None
-            out = _model_latent.attend(query, key.given, mask, bias, s_aux, indices, plain, sliding_window, softcap, scaling)
+            is_lazy = isinstance(attention_mask, LazyTensor)
+            mask, bias = (attention_mask, position_bias) if is_lazy else _mask_and_bias(attention_mask, position_bias)
+            causal = is_causal and attention_mask is None
+            out = _model_latent.attend(query, key.source, mask, bias, s_aux, indices, causal, sliding_window, softcap, scaling)
             if out is not None:
                 _calls += 1
                 return out, None
-        key, value = made(key), made(value)
-    if isinstance(attention_mask, Later):
+        key, value = materialized(key), materialized(value)
+    if isinstance(attention_mask, LazyTensor):
         modified = position_bias is not None or indices is not None
-        over = _model_flash.over_sequences(query, key, value, attention_mask, scaling, softcap, s_aux, dropout, modified)
-        if over is not None:
-            return over, None
-        attention_mask = made(attention_mask)
+        out = _model_flash.over_sequences(query, key, value, attention_mask, scaling, softcap, s_aux, dropout, modified)
+        if out is not None:
+            return out, None
+        attention_mask = materialized(attention_mask)
     if indices is not None:
         modified = dropout != 0 or any(x is not None for x in (softcap, position_bias, sliding_window))
         if not modified and _model_sparse.takes(query, key, value, attention_mask, indices, s_aux):
@@ -336,8 +336,8 @@ def _attention_forward(
             return _model_sparse.over_lists(query, key, value, attention_mask, indices, s_aux, scaling), None
         attention_mask = _model_sparse.masked(attention_mask, indices, key.shape[2])
     causal = attention_mask is None and bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
-    of_cache = isinstance(key, OnlyForRapt)
-    if not is_dynamo_compiling() and not of_cache:
+    only_for_rapt = isinstance(key, OnlyForRapt)  # rows of a quantised or forked cache
+    if not is_dynamo_compiling() and not only_for_rapt:
         _calls += 1
         done = _core.eager_attention(
             *(query, key, value, attention_mask, position_bias, s_aux),
@@ -352,14 +352,14 @@ def _attention_forward(
     mask, bias = _mask_and_bias(attention_mask, position_bias)
     scale = float(query.shape[-1]) ** -0.5 if scaling is None else float(scaling)
     options = (mask, bias, s_aux, causal, left, softcap, scale)
-    if of_cache:
+    if only_for_rapt:
         _calls += 1
         seed = None if dropout == 0 else _seed.new_seed()
         return _model_fork.forward(query, key, value, *options, dropout, seed), None
     if left < 0 and softcap is None and s_aux is None and (mask is None or bias is None) and not (causal and n != m):
-        plain = _refusals.is_eager(query, key, value, mask, bias) and not _refusals.needs_grad(query, key, value, bias)
+        inference = _refusals.is_eager(query, key, value, mask, bias) and not _refusals.needs_grad(query, key, value, bias)
         reason = _refusals.refusal(query, key, value, mask, gqa) or _refusals.preference(query, value)
-        if not plain or dropout != 0 or reason:
+        if not inference or dropout != 0 or reason:
             out = rapt_torch.scaled_dot_product_attention(
                 query, key, value, bias if mask is None else mask, dropout, causal, scale=scale, enable_gqa=gqa
             )

@@ -52,7 +52,7 @@ const char* wanted_types(const Reading& reading) {
   if (reading.elements == Elements::f32) return "float32";
   if (reading.elements == Elements::floats) return "float32, bfloat16 or float16";
   if (reading.elements == Elements::keys) return "float32, bfloat16, float16, int8, float8_e4m3fn or float8_e5m2";
-  return reading.bytes ? "uint8, as kv_dtype is given" : kTypes;
+  return reading.bytes_of ? "uint8, as kv_dtype is given" : kTypes;
 }
 
 bool takes(Elements elements, DType dtype) {
@@ -69,8 +69,8 @@ bool takes(Elements elements, DType dtype) {
 // message.
 template <class Name>
 DType dtype_as(const char* argument, const std::optional<Element>& element, const Name& name, const Reading& reading) {
-  if (element && element->dtype.has_value() != reading.bytes.has_value()) {
-    const DType dtype = reading.bytes ? *reading.bytes : *element->dtype;
+  if (element && element->dtype.has_value() != reading.bytes_of.has_value()) {
+    const DType dtype = reading.bytes_of ? *reading.bytes_of : *element->dtype;
     if (takes(reading.elements, dtype)) return dtype;
   }
   refuse_type(argument, "dtype " + name(), wanted_types(reading));

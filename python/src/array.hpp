@@ -29,10 +29,10 @@ struct Array {
 /// need no other word for what they are.
 enum class Elements { any, boolean, integers, f32, floats, keys };
 
-/// How an array may be read. Where `bytes` is given its elements are uint8, and stand for this type.
+/// How an array may be read. Where `bytes_of` is given, the array's elements are uint8, the bytes of this type.
 struct Reading {
   bool writable = false;
-  std::optional<DType> bytes = {};
+  std::optional<DType> bytes_of = {};
   Elements elements = Elements::any;
   bool shaped = false;  ///< a result's shape depends on it: what has none is refused as such, and so is None
 };

@@ -41,8 +41,8 @@ std::optional<DType> bytes_of(nb::handle object) {
 KvCache cache_of(Arrays& arrays, nb::handle k, nb::handle v, const CacheArguments& arguments, bool writable) {
   const std::optional<DType> bytes = bytes_of(arguments.kv_dtype);
   KvCache cache;
-  cache.k = arrays.take("k", k, {.writable = writable, .bytes = bytes});
-  cache.v = arrays.take("v", v, {.writable = writable, .bytes = bytes, .shaped = !writable});
+  cache.k = arrays.take("k", k, {.writable = writable, .bytes_of = bytes});
+  cache.v = arrays.take("v", v, {.writable = writable, .bytes_of = bytes, .shaped = !writable});
   // Those that broadcast are inputs of append_kv too.
   const auto coding = [&](const char* name, nb::handle array, const MutableTensorView& rows) {
     const MutableTensorView t = arrays.take(name, array, {.elements = Elements::f32});

@@ -241,8 +241,8 @@ std::optional<Dropout> dropout_of(nb::handle p, nb::handle seed, nb::handle offs
 
 Context context_of(const Arrays& arrays, nb::handle threads, nb::handle isa, Device device, nb::handle kernel) {
   const bool torch = arrays.has_tensors();
-  const int most = torch && threads.is_none() ? torch_threads(*loaded_torch()) : threads_of(threads);
-  return context_for(most, isa_of(isa), torch ? Pool::torch : Pool::tbb, torch_stream(device),
+  const int max_threads = torch && threads.is_none() ? torch_threads(*loaded_torch()) : threads_of(threads);
+  return context_for(max_threads, isa_of(isa), torch ? Pool::torch : Pool::tbb, torch_stream(device),
                      name_of("kernel", kernel, "the name of an entry"));
 }
 

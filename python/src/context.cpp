@@ -85,11 +85,11 @@ Context context_for(int threads, const std::string& isa, Pool pool, void* stream
     std::optional<std::string> guard_words;
     Context context;
   };
-  constexpr std::size_t kMost = 64;
+  constexpr std::size_t kMaxContexts = 64;
   static std::list<Kept> contexts;  // the one used last comes first
   // Counts past the machine's are alike. Asked once, as it reads a file.
-  static const int most = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-  threads = std::min(threads, most);
+  static const int max_threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  threads = std::min(threads, max_threads);
   const std::lock_guard lock(mutex);
   const auto found = std::find_if(contexts.begin(), contexts.end(), [&](const Kept& kept) {
     return kept.threads == threads && kept.pool == pool && kept.stream == stream && kept.isa == isa &&
@@ -99,7 +99,7 @@ Context context_for(int threads, const std::string& isa, Pool pool, void* stream
     contexts.splice(contexts.begin(), contexts, found);
   } else {
     contexts.push_front({threads, pool, stream, isa, kernel, guard_words, make(threads, isa, pool, stream, kernel)});
-    if (contexts.size() > kMost) contexts.pop_back();
+    if (contexts.size() > kMaxContexts) contexts.pop_back();
   }
   return contexts.front().context;
 }

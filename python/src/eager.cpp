@@ -283,10 +283,10 @@ bool is_recorded(const nb::args& given) {
 // A function of this module, of all that is given but for the first `skipped`. It is looked up at every call, as in
 // Python: somebody may have replaced it.
 nb::object call_function(const nb::str& name, const nb::args& given, std::size_t skipped) {
-  constexpr std::size_t kMost = 16;
-  std::array<PyObject*, kMost> inputs;
+  constexpr std::size_t kMaxInputs = 16;
+  std::array<PyObject*, kMaxInputs> inputs;
   const std::size_t count = given.size() - skipped;
-  if (given.size() < skipped || count > kMost) return refusal();
+  if (given.size() < skipped || count > kMaxInputs) return refusal();
   for (std::size_t i = 0; i < count; ++i)
     inputs[i] = PyTuple_GetItem(given.ptr(), static_cast<Py_ssize_t>(i + skipped));
   const nb::handle module = once([] { return held(nb::module_::import_("rapt._core")); });

@@ -316,7 +316,7 @@ def test_noisy_rows_are_marked_and_left_out():
 def test_turns(pause, monkeypatch):
     """Paused, each side calls alone after a pause and a call that is not counted; back to back, they alternate."""
     turns = []
-    monkeypatch.setattr(timing, "calls_per_sample", lambda call, least_s, clock: 2 if call.__name__ == "a" else 3)
+    monkeypatch.setattr(timing, "calls_per_sample", lambda call, min_seconds, clock: 2 if call.__name__ == "a" else 3)
     monkeypatch.setattr(timing.time, "sleep", lambda seconds: turns.append("-"))
 
     def a():

@@ -199,7 +199,7 @@ def test_code_between_a_layers_method_and_its_attention_sees_tensors():
     wanted = type(layer).expand_kv.__wrapped__(layer, latent, rope)
     with torch.no_grad():
         got = layer.expand_kv(latent, rope)
-        assert all(isinstance(x, rapt._model_later.Later) and (x.shape, x.dtype) == (y.shape, y.dtype) for x, y in zip(got, wanted))
+        assert all(isinstance(x, rapt._model_lazy.LazyTensor) and (x.shape, x.dtype) == (y.shape, y.dtype) for x, y in zip(got, wanted))
         assert all(torch.equal(x + 0, y) and torch.equal(torch.cat((y, x)), torch.cat((y, y))) for x, y in zip(got, wanted))
 
 

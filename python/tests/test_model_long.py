@@ -8,7 +8,7 @@ from torch.utils import _pytree
 transformers = pytest.importorskip("transformers")
 
 import rapt.transformers  # noqa: E402
-from rapt._model_later import Later  # noqa: E402
+from rapt._model_lazy import LazyTensor  # noqa: E402
 from test_transformers import CONFIGS, SIZES, models  # noqa: E402
 
 rapt.transformers.register()
@@ -24,7 +24,7 @@ class Largest(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         made = func(*args, **kwargs or {})
         for x in _pytree.tree_leaves(made):
-            if isinstance(x, torch.Tensor) and not isinstance(x, Later):
+            if isinstance(x, torch.Tensor) and not isinstance(x, LazyTensor):
                 self.bytes = max(self.bytes, x.untyped_storage().nbytes())
         return made
 

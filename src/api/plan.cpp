@@ -57,9 +57,9 @@ std::pair<Choice, std::unique_ptr<EntryPlan>> choose(const Problem& problem, con
   return {choice, choice.entry->plan(problem, context)};
 }
 
-// Calls run(tasks) of a call that begins; null where nobody watches it.
+// Calls run(tasks), where `tasks` reports the call's tasks to observers and profilers; null if there are none.
 template <class Run>
-void watched(const Context::Impl& context, const Run& run) {
+void with_tasks(const Context::Impl& context, const Run& run) {
   if (!CallTasks::wanted(context)) return run(nullptr);
   CallTasks tasks(context);
   run(&tasks);
@@ -67,7 +67,7 @@ void watched(const Context::Impl& context, const Run& run) {
 
 template <class Args>
 void run_once(const Args& args, const Context& context, std::span<std::byte> workspace) {
-  watched(context.impl(), [&](CallTasks* tasks) {
+  with_tasks(context.impl(), [&](CallTasks* tasks) {
     const Call call = validate(args, workspace);
     if (tasks) tasks->validated();
     const auto [choice, plan] = choose(call.problem, context.impl());
@@ -91,7 +91,7 @@ struct Plan::Impl {
 
   template <class Args>
   void run(const Args& args, std::span<std::byte> workspace) const {
-    watched(context.impl(), [&](CallTasks* tasks) {
+    with_tasks(context.impl(), [&](CallTasks* tasks) {
       const Call call = validate(args, workspace);
       if (!is_planned(call.problem, problem))
         throw Error("args", to_string(call.problem), "the plan's problem, " + to_string(problem));

@@ -9,7 +9,7 @@ namespace rapt {
 std::string types_text(DTypeSet types) {
   std::vector<std::string_view> names;
   for (const DType dtype : kDTypes)
-    if (types & only(dtype)) names.push_back(to_string(dtype));
+    if (types & set_of(dtype)) names.push_back(to_string(dtype));
   return list_text(names, " or ");
 }
 

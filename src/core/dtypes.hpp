@@ -18,13 +18,13 @@ inline constexpr std::array kDTypes = {
 };
 inline constexpr DType kLastDType = *std::max_element(kDTypes.begin(), kDTypes.end());
 
-inline constexpr DTypeSet kF32 = only(DType::f32), kI32 = only(DType::i32), kBoolean = only(DType::boolean),
-                          kIntegers = only(DType::i32) | only(DType::i64),
-                          kQueryTypes = kFloatTypes | only(DType::f8e4m3),
-                          kStateTypes = only(DType::f32) | only(DType::bf16);
+inline constexpr DTypeSet kF32 = set_of(DType::f32), kI32 = set_of(DType::i32), kBoolean = set_of(DType::boolean),
+                          kIntegers = set_of(DType::i32) | set_of(DType::i64),
+                          kQueryTypes = kFloatTypes | set_of(DType::f8e4m3),
+                          kStateTypes = set_of(DType::f32) | set_of(DType::bf16);
 
 constexpr bool has(DTypeSet types, DType dtype) {
-  return static_cast<std::size_t>(dtype) < kDTypes.size() && (types & only(dtype)) != 0;
+  return static_cast<std::size_t>(dtype) < kDTypes.size() && (types & set_of(dtype)) != 0;
 }
 constexpr bool is_float(DType dtype) {
   return has(kFloatTypes, dtype);

@@ -58,8 +58,8 @@ inline float element_of(const void* data, DType dtype, std::int64_t stride, std:
   return 0;
 }
 
-// f(type) with the type as a constant, for loops over element_of() that do not ask at every element; of types that
-// such loops are seldom over it is none.
+// Calls f(type) for loops over element_of(). The type is a constant, so that they do not ask at every element, unless
+// such loops are rare.
 template <class F>
 auto with_constant(DType dtype, F f) {
   switch (dtype) {

@@ -74,9 +74,9 @@ class OpenMp final : public Executor {
     const int callers = callers_.fetch_add(1, std::memory_order_relaxed) + 1;
     Call call{runtime_, workers, work, argument, std::min(workers, concurrency() / callers)};
     if (call.max_threads > 1) {
-      runtime_.parallel([](void* user) { static_cast<const Call*>(user)->take_part(); }, &call, 0, 0);
+      runtime_.parallel([](void* user) { static_cast<const Call*>(user)->run_share(); }, &call, 0, 0);
     } else {
-      call.take(0, 1);
+      call.run_workers(0, 1);
     }
     callers_.fetch_sub(1, std::memory_order_relaxed);
   }
@@ -89,12 +89,13 @@ class OpenMp final : public Executor {
     void* argument;
     int max_threads;
 
-    void take(int first, int step) const {
+    void run_workers(int first, int step) const {
       for (int i = first; i < workers; i += step) work(argument, i);
     }
-    void take_part() const {
+    // The calling thread's share of the workers.
+    void run_share() const {
       const int threads = std::min(runtime.num_threads(), max_threads), thread = runtime.thread_num();
-      if (thread < threads) take(thread, threads);
+      if (thread < threads) run_workers(thread, threads);
     }
   };
 

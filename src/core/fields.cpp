@@ -22,7 +22,7 @@ T number_of(const Word& word, std::string_view text, const char* wanted) {
 }  // namespace
 
 void Word::refuse(const std::string& wanted) const {
-  throw Error("problem", "\"" + std::string(all) + "\"", wanted);
+  throw Error("problem", "\"" + std::string(text) + "\"", wanted);
 }
 std::int64_t Word::integer(const char* wanted) const {
   return number_of<std::int64_t>(*this, value, wanted);
@@ -42,14 +42,15 @@ Words::Words(std::string_view text, std::string_view operation) {
   bool named = false;
   while (!text.empty()) {
     const std::size_t space = text.find_first_of(" \t\n");
-    const std::string_view all = text.substr(0, space);
+    const std::string_view word_text = text.substr(0, space);
     text.remove_prefix(space == std::string_view::npos ? text.size() : space + 1);
-    if (all.empty()) continue;
-    const std::size_t equals = all.find('=');
+    if (word_text.empty()) continue;
+    const std::size_t equals = word_text.find('=');
     const bool has_value = equals != std::string_view::npos;
-    const Word word{all, all.substr(0, equals), has_value ? all.substr(equals + 1) : std::string_view(), has_value};
+    const Word word{word_text, word_text.substr(0, equals),
+                    has_value ? word_text.substr(equals + 1) : std::string_view(), has_value};
     if (!named) {
-      if (all != operation)
+      if (word_text != operation)
         word.refuse("the operation first: " + std::string(operation) + " (parse_problem() takes all operations)");
       named = true;
       continue;

@@ -14,7 +14,7 @@ namespace rapt {
 
 // A word of the text: "sq=512", or the flag "causal".
 struct Word {
-  std::string_view all, key, value;
+  std::string_view text, key, value;
   bool has_value;
 
   [[noreturn]] void refuse(const std::string& wanted) const;

@@ -1,6 +1,6 @@
-// A call for profilers that listen by ITT, as Intel's VTune and Advisor do: in the domain "rapt" two tasks until its
-// entry is known, then a region, named after the entry, with the workers' tasks. Builds without ittnotify are never
-// heard.
+// A call for profilers that listen by ITT, as Intel's VTune and Advisor do: in the domain "rapt" two tasks (validate,
+// plan) until its entry is known, then a region, named after the entry, with the workers' tasks. Builds without
+// ittnotify are never heard.
 #pragma once
 
 #include <cstdint>
@@ -18,14 +18,16 @@ class IttCall {
   // Whether a profiler was there at the process's first call.
   static bool is_heard() noexcept { return domain() != nullptr; }
 
-  explicit IttCall(std::uint64_t number) : region_(__itt_id_make(this, number)) { begin_alone(Task::Kind::validate); }
+  explicit IttCall(std::uint64_t number) : region_(__itt_id_make(this, number)) {
+    begin_outside_region(Task::Kind::validate);
+  }
   ~IttCall() { end_open(); }
   IttCall(const IttCall&) = delete;
   IttCall& operator=(const IttCall&) = delete;
 
   void begin_plan() {
     end_open();
-    begin_alone(Task::Kind::plan);
+    begin_outside_region(Task::Kind::plan);
   }
   void begin_work(const std::string& entry) {
     end_open();
@@ -53,7 +55,7 @@ class IttCall {
   }
   static __itt_string_handle* named(const std::string& text) { return __itt_string_handle_create(text.c_str()); }
 
-  void begin_alone(Task::Kind kind) {
+  void begin_outside_region(Task::Kind kind) {
     __itt_task_begin(domain(), __itt_null, __itt_null, named(std::string(to_string(kind))));
     open_ = Open::task;
   }

@@ -20,7 +20,7 @@ inline constexpr std::int64_t kMaxSize = std::int64_t{1} << 48;
 
 // A set of element types.
 using DTypeSet = std::uint32_t;
-RAPT_HOST_DEVICE constexpr DTypeSet only(DType dtype) {
+RAPT_HOST_DEVICE constexpr DTypeSet set_of(DType dtype) {
   return DTypeSet{1} << static_cast<unsigned>(dtype);
 }
 // The types of one kind; dtypes.def says what kinds there are.
@@ -28,7 +28,7 @@ enum class DTypeKind : std::uint8_t { floating, integer_code, fp8, other };
 constexpr DTypeSet types_of(DTypeKind wanted) {
   DTypeSet set = 0;
 #define RAPT_DTYPE(name, NAME, value, text, bits, kind) \
-  if (DTypeKind::kind == wanted) set |= only(DType::name);
+  if (DTypeKind::kind == wanted) set |= set_of(DType::name);
 #include "rapt/dtypes.def"
   return set;
 }
@@ -44,7 +44,7 @@ struct DTypeConstant {
 template <DTypeSet kTypes, class F>
 RAPT_HOST_DEVICE bool with_dtype(DType dtype, F f) {
 #define RAPT_DTYPE(name, NAME, value, text, bits, kind) \
-  if constexpr ((kTypes & only(DType::name)) != 0)      \
+  if constexpr ((kTypes & set_of(DType::name)) != 0)    \
     if (dtype == DType::name) return f(DTypeConstant<DType::name>()), true;
 #include "rapt/dtypes.def"
   return false;

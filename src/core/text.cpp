@@ -8,7 +8,7 @@ namespace {
 
 // The fewest changes, additions and removals of characters that make `name` a part of `whole`.
 std::size_t edits(std::string_view name, std::string_view whole) {
-  // Of what was read of `name`, to end before each character of `whole`.
+  // Column i: the fewest changes to what was read of `name` that make it end where whole[i] begins.
   std::vector<std::size_t> before(whole.size() + 1, 0), now(whole.size() + 1);
   for (const char c : name) {
     now[0] = before[0] + 1;

@@ -17,23 +17,23 @@ const Backend& cpu_backend() {
 }
 
 std::string why_unusable(std::string_view isa) {
-  for (const cpu::BuiltIsa& built : cpu::machine().isas)
-    if (to_string(built.isa) == isa)
-      return built.unusable.empty() && built.denied ? std::string(built.denied(false)) : built.unusable;
+  for (const cpu::IsaSupport& support : cpu::machine().isas)
+    if (to_string(support.isa) == isa)
+      return support.unusable.empty() && support.denied ? std::string(support.denied(false)) : support.unusable;
   return {};
 }
 
 CpuIdentity cpu_identity() {
   CpuIdentity cpu{cpu::cpu_model(), {}, sysconf(_SC_NPROCESSORS_CONF)};
-  for (const cpu::BuiltIsa& built : cpu::machine().isas)
-    if (built.unusable.empty()) cpu.isas.append(cpu.isas.empty() ? "" : " ").append(built.name);
+  for (const cpu::IsaSupport& support : cpu::machine().isas)
+    if (support.unusable.empty()) cpu.isas.append(cpu.isas.empty() ? "" : " ").append(support.name);
   return cpu;
 }
 
 std::vector<Isa> usable_isas() {
   std::vector<Isa> isas;
-  for (const cpu::BuiltIsa& built : cpu::machine().isas)
-    if (why_unusable(to_string(built.isa)).empty()) isas.push_back(built.isa);
+  for (const cpu::IsaSupport& support : cpu::machine().isas)
+    if (why_unusable(to_string(support.isa)).empty()) isas.push_back(support.isa);
   return isas;
 }
 

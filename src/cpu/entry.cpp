@@ -5,22 +5,22 @@
 
 namespace rapt::cpu {
 
-CpuEntry::CpuEntry(const KernelFacts& kernel_facts, const BuiltIsa& built) : built_(built) {
+CpuEntry::CpuEntry(const KernelFacts& kernel_facts, const IsaSupport& support) : support_(support) {
   facts = kernel_facts;
-  name = entry_name(facts, built.name);
-  isa = to_string(built.isa);
-  unusable = built.unusable;
-  denied = built.denied;
-  if (const char* why = facts.opt_in ? facts.opt_in : built.opt_in) opt_in = std::string("only if forced: ") + why;
+  name = entry_name(facts, support.name);
+  isa = to_string(support.isa);
+  unusable = support.unusable;
+  denied = support.denied;
+  if (const char* why = facts.opt_in ? facts.opt_in : support.opt_in) opt_in = std::string("only if forced: ") + why;
 }
 
-std::string_view refuse_isa(const BuiltIsa& built, const Context::Impl& context) {
-  if (context.options.isa && built.isa > *context.options.isa) return "above the context's ISA cap";
+std::string_view refuse_isa(const IsaSupport& support, const Context::Impl& context) {
+  if (context.options.isa && support.isa > *context.options.isa) return "above the context's ISA cap";
   return {};
 }
 
-int workers_for(double worth, int concurrency, std::int64_t items) {
-  const double workers = std::clamp(worth, 1.0, static_cast<double>(concurrency));
+int workers_for(double useful_workers, int concurrency, std::int64_t items) {
+  const double workers = std::clamp(useful_workers, 1.0, static_cast<double>(concurrency));
   return static_cast<int>(
       std::clamp<std::int64_t>(static_cast<std::int64_t>(workers), 1, std::max<std::int64_t>(items, 1)));
 }

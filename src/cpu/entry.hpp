@@ -13,16 +13,16 @@
 namespace rapt::cpu {
 
 // Why the context's cap leaves the ISA out; empty if it does not.
-std::string_view refuse_isa(const BuiltIsa& built, const Context::Impl& context);
+std::string_view refuse_isa(const IsaSupport& support, const Context::Impl& context);
 
 class CpuEntry : public Entry {
  public:
-  CpuEntry(const KernelFacts& kernel_facts, const BuiltIsa& built);
+  CpuEntry(const KernelFacts& kernel_facts, const IsaSupport& support);
 
  protected:
-  std::string_view refuse_isa(const Context::Impl& context) const { return cpu::refuse_isa(built_, context); }
+  std::string_view refuse_isa(const Context::Impl& context) const { return cpu::refuse_isa(support_, context); }
 
-  const BuiltIsa& built_;
+  const IsaSupport& support_;
 };
 
 // The bytes that a worker moves, and the FLOPs it computes, in about a microsecond.
@@ -34,8 +34,9 @@ inline constexpr double kBytesPerWorker = kBytesPerUs * kWorkerUs, kFlopsPerWork
 inline constexpr std::size_t item_bytes(std::size_t l2_bytes) {
   return l2_bytes / 2;
 }
-// The number of workers for work that is `worth` so many: at least 1, at most `concurrency` and one per work item.
-int workers_for(double worth, int concurrency, std::int64_t items);
+// The number of workers for work that keeps `useful_workers` busy: at least 1, at most `concurrency` and one per work
+// item.
+int workers_for(double useful_workers, int concurrency, std::int64_t items);
 
 inline std::size_t whole_lines(std::size_t bytes) {
   return (bytes + 63) / 64 * 64;
@@ -131,8 +132,8 @@ using WorkOf = StreamWork (*)(const Problem& problem, const Kernel& kernel);
 template <class Params, class Kernel>
 class StreamEntry final : public CpuEntry {
  public:
-  StreamEntry(const Kernel& kernel, const BuiltIsa& built, WorkOf<Kernel> work_of)
-      : CpuEntry(kernel.facts, built), kernel_(kernel), work_of_(work_of) {}
+  StreamEntry(const Kernel& kernel, const IsaSupport& support, WorkOf<Kernel> work_of)
+      : CpuEntry(kernel.facts, support), kernel_(kernel), work_of_(work_of) {}
 
   std::string_view refuse(const Problem&, const Context::Impl& context) const override { return refuse_isa(context); }
   std::unique_ptr<EntryPlan> plan(const Problem& problem, const Context::Impl& context) const override {
@@ -158,9 +159,9 @@ class StreamEntry final : public CpuEntry {
 template <class Params, class Kernels, class Kernel>
 void add_stream_entries(const CpuMachine& machine, Entries& entries, Kernels IsaKernels::*kernels,
                         StreamWork (*work_of)(const Problem&, const Kernel&)) {
-  for (const BuiltIsa& built : machine.isas)
-    if (const Kernel* kernel = (built.kernels->*kernels).all)
-      entries.push_back(std::make_unique<StreamEntry<Params, Kernel>>(*kernel, built, work_of));
+  for (const IsaSupport& support : machine.isas)
+    if (const Kernel* kernel = (support.kernels->*kernels).all)
+      entries.push_back(std::make_unique<StreamEntry<Params, Kernel>>(*kernel, support, work_of));
 }
 
 }  // namespace rapt::cpu

@@ -98,14 +98,14 @@ constexpr long kTileData = 18;  // of the states that the OS saves (XFEATURE_XTI
 #endif
 
 // Whether the CPU has products of bytes, which are separate ISA extensions.
-bool multiplies_int8([[maybe_unused]] const BuiltIsa& built) {
-  if (!built.kernels->int8_chains || !built.unusable.empty()) return false;
+bool multiplies_int8([[maybe_unused]] const IsaSupport& support) {
+  if (!support.kernels->int8_chains || !support.unusable.empty()) return false;
 #if defined(__x86_64__)
   constexpr unsigned kAvx512Vnni = 1u << 11, kAmxInt8 = 1u << 25, kAvxVnni = 1u << 4;
   unsigned a = 0, b = 0, c = 0, d = 0;
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
-  if (built.isa == Isa::amx) return !built.denied || (d & kAmxInt8) != 0;  // the model needs none
-  if (built.isa != Isa::avx2) return (c & kAvx512Vnni) != 0;
+  if (support.isa == Isa::amx) return !support.denied || (d & kAmxInt8) != 0;  // the model needs none
+  if (support.isa != Isa::avx2) return (c & kAvx512Vnni) != 0;
   return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & kAvxVnni) != 0;
 #else
   return true;
@@ -141,7 +141,7 @@ CpuMachine probe() {
 #if RAPT_HAVE_GENERIC
   m.isas.push_back({Isa::generic, "generic", &generic::kKernels, missing_for_generic()});
 #endif
-  for (BuiltIsa& built : m.isas) built.multiplies_int8 = multiplies_int8(built);
+  for (IsaSupport& support : m.isas) support.multiplies_int8 = multiplies_int8(support);
   const long l2 = sysconf(_SC_LEVEL2_CACHE_SIZE);
   m.l2_bytes = l2 > 0 ? static_cast<std::size_t>(l2) : std::size_t{512} << 10;
   return m;

@@ -13,8 +13,8 @@
 
 namespace rapt::cpu {
 
-// An ISA this build has kernels for, best first.
-struct BuiltIsa {
+// An ISA that this build has kernels for, and whether this machine runs it.
+struct IsaSupport {
   Isa isa;
   const char* name;  // in the names of its entries
   const IsaKernels* kernels;
@@ -25,7 +25,7 @@ struct BuiltIsa {
 };
 
 struct CpuMachine {
-  std::vector<BuiltIsa> isas;
+  std::vector<IsaSupport> isas;    // best first
   std::size_t l2_bytes;            // of one core; a conservative guess where the OS does not say
   std::string small_signal_stack;  // why AMX is denied to a process with one
 };

@@ -1,4 +1,4 @@
-// The kernels that the objects of one ISA export, as rows of data that the framework reads. Nothing else of these
+// The kernels that the objects of one ISA export, as rows of data that the rest of rapt reads. Nothing else of these
 // objects is visible.
 #pragma once
 

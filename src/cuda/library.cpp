@@ -6,10 +6,10 @@
 namespace rapt {
 namespace {
 
-FrameworkFunctions framework;  // set before there are entries, and not again
+RaptFunctions rapt_functions;  // set before there are entries, and not again
 
-const Backend& backend(const FrameworkFunctions& given) {
-  static const Backend& made = (framework = given, cuda_backend());
+const Backend& backend(const RaptFunctions& given) {
+  static const Backend& made = (rapt_functions = given, cuda_backend());
   return made;
 }
 
@@ -21,15 +21,15 @@ extern "C" const CudaLibrary* rapt_cuda_library() noexcept {
   return &kLibrary;
 }
 
-// What the backend's code calls by these names is the framework's, on the other side.
+// The backend's code calls rapt's functions by these names.
 std::string entry_name(const KernelFacts& facts, std::string_view isa) {
-  return framework.entry_name(facts, isa);
+  return rapt_functions.entry_name(facts, isa);
 }
 std::string to_string(const Problem& problem) {
-  return framework.to_string(problem);
+  return rapt_functions.to_string(problem);
 }
 void fill_sizes(const AttentionProblem& problem, AttentionParams& params) {
-  framework.fill_sizes(problem, params);
+  rapt_functions.fill_sizes(problem, params);
 }
 
 }  // namespace rapt

@@ -15,7 +15,8 @@
 namespace rapt {
 namespace {
 
-constexpr FrameworkFunctions kFramework{entry_name, to_string, fill_sizes};
+// rapt's own functions, which librapt_cuda gets.
+constexpr RaptFunctions kRaptFunctions{entry_name, to_string, fill_sizes};
 
 std::string error_of_dl() {
   const char* const text = dlerror();
@@ -27,7 +28,7 @@ std::string error_of_dl() {
 std::string own_folder() {
   Dl_info info;
   void* found = nullptr;
-  if (dladdr1(&kFramework, &info, &found, RTLD_DL_LINKMAP) == 0 || found == nullptr) return {};
+  if (dladdr1(&kRaptFunctions, &info, &found, RTLD_DL_LINKMAP) == 0 || found == nullptr) return {};
   std::string file = static_cast<const link_map*>(found)->l_name;
   if (file.empty()) {  // the program itself, which may have been started by any name
     file.resize(PATH_MAX);
@@ -58,7 +59,7 @@ CudaBackend open_library(const std::string& name) {
                      "); both must be of one version, built from the same sources by the same compiler";
   } else {
     result.version = library.version;
-    result.backend = &library.backend(kFramework);
+    result.backend = &library.backend(kRaptFunctions);
   }
   if (result.backend == nullptr) dlclose(handle);  // else it stays open
   return result;

@@ -10,8 +10,9 @@
 
 namespace rapt {
 
-// What the backend calls of the framework. It holds no copies, so there is one of everything in a process.
-struct FrameworkFunctions {
+// The functions of rapt that librapt_cuda calls. It holds no copies of them, so there is one of everything in a
+// process.
+struct RaptFunctions {
   std::string (*entry_name)(const KernelFacts& facts, std::string_view isa);
   std::string (*to_string)(const Problem& problem);
   void (*fill_sizes)(const AttentionProblem& problem, AttentionParams& params);
@@ -20,8 +21,8 @@ struct FrameworkFunctions {
 // What librapt_cuda says of itself. It is read before anything is known to match, so it is the same in every version.
 struct CudaLibrary {
   const char* version;
-  const char* build;                                               // its kBuild
-  const Backend& (*backend)(const FrameworkFunctions& framework);  // to be called if version and build are rapt's own
+  const char* build;                                          // its kBuild
+  const Backend& (*backend)(const RaptFunctions& functions);  // to be called if version and build are rapt's own
 };
 extern "C" __attribute__((visibility("default"))) const CudaLibrary* rapt_cuda_library() noexcept;
 

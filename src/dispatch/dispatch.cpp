@@ -67,7 +67,7 @@ EntryInfo info_of(const Backend& backend, const Entry& entry) {
   info.operation = facts.operation, info.phase = facts.phase;
   info.arithmetic = facts.arithmetic, info.isa = entry.isa;
   for (const DType dtype : kDTypes)
-    if (only(dtype) & facts.dtypes) info.dtypes.push_back(dtype);
+    if (set_of(dtype) & facts.dtypes) info.dtypes.push_back(dtype);
   info.min_head_dim = facts.min_head_dim, info.max_head_dim = facts.max_head_dim;
   info.max_value_head_dim = std::min(facts.max_value_head_dim, facts.max_head_dim);
   info.block_q = facts.block_q, info.block_k = facts.block_k, info.dropout = facts.dropout;
@@ -133,7 +133,8 @@ std::vector<EntryInfo> entries() {
 
 std::vector<BackendInfo> backends() {
   const CudaBackend& cuda = cuda_backend_of_process();
-  return {{"cpu", "", std::string(version()), ""}, {"cuda", cuda.file, cuda.version, cuda.missing}};
+  return {{.name = "cpu", .library = "", .version = std::string(version()), .missing = ""},
+          {.name = "cuda", .library = cuda.file, .version = cuda.version, .missing = cuda.missing}};
 }
 
 std::string explain(const Choice& choice, const EntryPlan& plan, const Problem& problem,

@@ -82,7 +82,7 @@ std::unique_ptr<const Context::Impl> context_like(const Context::Impl& like, std
 }
 
 // Several workers, on one thread, the last one first.
-class InTurn final : public Executor {
+class WorkersInTurn final : public Executor {
  public:
   std::string_view name() const noexcept override { return "in turn"; }
   int concurrency() const override { return 3; }
@@ -147,22 +147,22 @@ std::shared_ptr<const ContextGuards> ContextGuards::of(Context::Impl& context) {
 ContextGuards::ContextGuards(const Guards& guards, const Context::Impl& context) : guards_(guards) {
   if (!guards.determinism) return;
   serial_ = context_like(context, serial_executor());
-  several_ = context_like(context, std::make_shared<InTurn>());
+  several_ = context_like(context, std::make_shared<WorkersInTurn>());
 }
 
 template <class Args>
-SavedState ContextGuards::look_before(const WatchedCall<Args>& watched) const {
+SavedState ContextGuards::save_state_before(const WatchedCall<Args>& watched) const {
   SavedState before;
   if constexpr (std::is_same_v<Args, DeltaRuleArgs>) {
     const FloatEnvironment environment;
-    if (guards_.nan) look_at_state(watched.args, std::get<DeltaRuleParams>(watched.call.params), before);
+    if (guards_.nan) find_not_finite_state(watched.args, std::get<DeltaRuleParams>(watched.call.params), before);
     if (guards_.determinism) keep_state(watched.args, serial_->allocator, before);
   }
   return before;
 }
 
 template <class Args>
-void ContextGuards::look_after(const WatchedCall<Args>& watched, const SavedState& before, Reports& reports) const {
+void ContextGuards::check_after(const WatchedCall<Args>& watched, const SavedState& before, Reports& reports) const {
   const FloatEnvironment environment;
   if (guards_.nan) find_not_finite(watched, before, reports);
   if (guards_.shadow > 0)
@@ -197,9 +197,9 @@ void ContextGuards::deliver(const GuardReport& report) const {
   else std::fprintf(stderr, "rapt: %s\n", to_string(report).c_str());
 }
 
-#define RAPT_OPERATION(name, Name, NAME)                                                \
-  template SavedState ContextGuards::look_before(const WatchedCall<Name##Args>&) const; \
-  template void ContextGuards::look_after(const WatchedCall<Name##Args>&, const SavedState&, Reports&) const;
+#define RAPT_OPERATION(name, Name, NAME)                                                      \
+  template SavedState ContextGuards::save_state_before(const WatchedCall<Name##Args>&) const; \
+  template void ContextGuards::check_after(const WatchedCall<Name##Args>&, const SavedState&, Reports&) const;
 #include "rapt/operations.def"
 
 }  // namespace rapt

@@ -31,7 +31,8 @@ class Reports {
     report.value = value, report.wanted = wanted, report.bound = bound;
     findings.push_back(std::move(report));
   }
-  // The call, or a part of it, is not watched. Mostly that was said before, so that no text is made here.
+  // The guard does not watch the call, or a part of it. Keeps the reason alone: most calls have one that was reported
+  // before.
   void skip(Guard guard, const char* reason) { skipped.emplace(guard, reason); }
   GuardReport about(Guard guard, GuardReport::Kind kind) const {
     GuardReport report;
@@ -80,9 +81,9 @@ class ContextGuards {
       run();
       skip_all(reports, "tensors in a GPU's memory");
     } else {
-      const SavedState before = look_before(watched);
+      const SavedState before = save_state_before(watched);
       run();
-      look_after(watched, before, reports);
+      check_after(watched, before, reports);
     }
     done();
     deliver(reports);
@@ -90,9 +91,9 @@ class ContextGuards {
 
  private:
   template <class Args>
-  SavedState look_before(const WatchedCall<Args>& watched) const;
+  SavedState save_state_before(const WatchedCall<Args>& watched) const;
   template <class Args>
-  void look_after(const WatchedCall<Args>& watched, const SavedState& before, Reports& reports) const;
+  void check_after(const WatchedCall<Args>& watched, const SavedState& before, Reports& reports) const;
   void skip_all(Reports& reports, const char* reason) const;
   void deliver(const Reports& reports) const;
   void deliver(const GuardReport& report) const;
@@ -109,7 +110,7 @@ class ContextGuards {
 // The guards themselves, for each operation.
 
 // Finds the first result that is not finite, and what made it so. The other is called before the work.
-void look_at_state(const DeltaRuleArgs& args, const DeltaRuleParams& params, SavedState& before);
+void find_not_finite_state(const DeltaRuleArgs& args, const DeltaRuleParams& params, SavedState& before);
 #define RAPT_OPERATION(name, Name, NAME) \
   void find_not_finite(const WatchedCall<Name##Args>& watched, const SavedState& before, Reports& reports);
 #include "rapt/operations.def"

@@ -45,7 +45,7 @@ inline bool is_updated_in_place(const DeltaRuleArgs& a) {
 struct Block {
   std::string name;
   TensorView view;
-  bool minus_infinity = false;  // is a number like others there
+  bool allows_minus_infinity = false;  // -inf counts as finite
   Index first{};
 };
 
@@ -91,8 +91,8 @@ struct Found {
   float value;
 };
 
-inline bool is_bad(float x, bool minus_infinity) {
-  return !std::isfinite(x) && !(minus_infinity && x < 0);
+inline bool is_not_finite(float x, bool allows_minus_infinity) {
+  return !std::isfinite(x) && !(allows_minus_infinity && x < 0);
 }
 
 // The first element that is not finite.
@@ -105,7 +105,7 @@ inline std::optional<Found> first_not_finite(const Block& block) {
     any_row(t, [&](const void* row, const Index& index) {
       for (std::int64_t i = 0; i < n; ++i) {
         const float x = element_of(row, dtype, step, i);
-        if (!is_bad(x, block.minus_infinity)) continue;
+        if (!is_not_finite(x, block.allows_minus_infinity)) continue;
         found = {index, x};
         found->index[static_cast<std::size_t>(t.ndim - 1)] = i;
         for (std::size_t dim = 0; dim < index.size(); ++dim) found->index[dim] += block.first[dim];

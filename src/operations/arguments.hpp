@@ -35,9 +35,9 @@ struct Argument {
   unsigned needed_in = kAlways, only_in = kAlways, written_in = kAlways;  // of calls that have any of these features
   const char* like_name = nullptr;                                        // the argument whose type it has
   std::int8_t like = -1;
-  bool is_packed = false;         // i4x2 has two elements of the last dimension in a byte
-  bool minus_infinity = false;    // is a number there, for guards
-  const char* of_name = nullptr;  // the argument that it is the gradient of: of its shape, and none without it
+  bool is_packed = false;              // i4x2 has two elements of the last dimension in a byte
+  bool allows_minus_infinity = false;  // guards take -inf for finite
+  const char* of_name = nullptr;       // the argument that it is the gradient of: of its shape, and none without it
   std::int8_t of = -1;
   bool is_of_forward = false;  // in C, of the forward's arguments
   bool is_unchecked = false;   // callers may give it, and the call neither reads nor writes it
@@ -69,7 +69,7 @@ struct Argument {
   constexpr Argument type_of(const char* other) const { return with(&Argument::like_name, other); }
   constexpr Argument with_types(const char* text) const { return with(&Argument::wanted_types, text); }
   constexpr Argument packed() const { return with(&Argument::is_packed, true); }
-  constexpr Argument minus_infinity_allowed() const { return with(&Argument::minus_infinity, true); }
+  constexpr Argument minus_infinity_allowed() const { return with(&Argument::allows_minus_infinity, true); }
   constexpr Argument of_forward() const { return with(&Argument::is_of_forward, true); }
   // Of that argument's shape, and given only with it.
   constexpr Argument gradient_of(const char* other) const { return with(&Argument::of_name, other); }

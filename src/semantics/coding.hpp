@@ -55,7 +55,7 @@ struct Fp8<DType::f8e4m3> : Float8<3, 7, 0x7e, 0x7f, 0x7f> {};
 template <>
 struct Fp8<DType::f8e5m2> : Float8<2, 15, 0x7b, 0x7c, 0x7e> {};
 
-// Maps `range` onto so many steps.
+// The scale with which `steps` codes span `range`.
 RAPT_HOST_DEVICE float scale_for(double range, double steps) {
   constexpr float kSmallest = 0x1p-126f;
   const auto scale = static_cast<float>(range / steps);
@@ -65,9 +65,9 @@ RAPT_HOST_DEVICE float scale_for(double range, double steps) {
 RAPT_HOST_DEVICE Coding coding_of(DType dtype, const Extent& extent, bool with_zero) {
   const auto low = static_cast<double>(extent.low), high = static_cast<double>(extent.high);
   const double largest = -low > high ? -low : high;  // -inf: no number is finite
-  float end = 0;
-  if (with_dtype<kFp8Types>(dtype, [&](auto type) { end = Fp8<type.value>::kLargest; }))
-    return {scale_for(largest > 0 ? largest : 0, static_cast<double>(end)), 0};
+  float largest_value = 0;
+  if (with_dtype<kFp8Types>(dtype, [&](auto type) { largest_value = Fp8<type.value>::kLargest; }))
+    return {scale_for(largest > 0 ? largest : 0, static_cast<double>(largest_value)), 0};
   if (!extent.finite) return {__builtin_bit_cast(float, 0x7fc00000u), 0};
   const double half = half_range(dtype);
   if (!with_zero || largest == 0) return {scale_for(largest, half - 1), 0};

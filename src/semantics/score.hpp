@@ -52,9 +52,9 @@ RAPT_HOST_DEVICE KeyRange visible_keys(const ScoreParams& s, std::int64_t token,
 RAPT_HOST_DEVICE KeyRange visible_keys(const ScoreParams& s, const Sequence& q) {
   const std::int64_t rows = q.len_q < s.modifier_rows ? q.len_q : s.modifier_rows;
   if (rows == 0) return {0, 0};
-  const std::int64_t offset = row_offset(s, q), end = rows - 1;
+  const std::int64_t offset = row_offset(s, q), last_row = rows - 1;
   return {visible_keys(s, 0, offset, q.oldest, q.len_k).first,
-          visible_keys(s, end, offset + end, q.oldest, q.len_k).last};
+          visible_keys(s, last_row, offset + last_row, q.oldest, q.len_k).last};
 }
 
 // visible_keys() in 32 bits, for kernels with fewer than 2^30 rows and keys. Keys are counted from `base` on, which is

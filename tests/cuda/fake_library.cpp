@@ -12,7 +12,7 @@
 namespace rapt {
 namespace {
 
-FrameworkFunctions framework;
+RaptFunctions rapt_functions;
 
 struct FakePlan final : EntryPlan {
   std::string note() const override { return "no work"; }
@@ -26,7 +26,7 @@ class FakeEntry final : public Entry {
     facts.max_head_dim = facts.max_value_head_dim = 64;
     facts.arithmetic = "fake";
     isa = "cuda";
-    name = framework.entry_name(facts, isa);
+    name = rapt_functions.entry_name(facts, isa);
   }
   std::string_view refuse(const Problem&, const Context::Impl&) const override { return {}; }
   std::unique_ptr<EntryPlan> plan(const Problem&, const Context::Impl&) const override {
@@ -36,17 +36,17 @@ class FakeEntry final : public Entry {
   // One query: of rapt's own type; two: of the standard library's; more: none of either's.
   void run(const EntryPlan&, const Call& call, const Context::Impl&, const CallTasks*, std::byte*) const override {
     const auto tokens = std::get<AttentionProblem>(call.problem).sq;
-    if (tokens == 1) throw Error("fake", framework.to_string(call.problem), "nothing");
+    if (tokens == 1) throw Error("fake", rapt_functions.to_string(call.problem), "nothing");
     if (tokens == 2) throw std::runtime_error("fake: CUDA, of another library");
   }
 };
 
-const Backend& backend(const FrameworkFunctions& given) {
+const Backend& backend(const RaptFunctions& given) {
 #ifdef RAPT_FAKE_BACKEND_THROWS
-  throw Error("fake", "a backend", given.entry_name == nullptr ? "a framework" : "none");
+  throw Error("fake", "a backend", given.entry_name == nullptr ? "functions" : "none");
 #else
   static const Backend made = [&] {
-    framework = given;
+    rapt_functions = given;
     Backend one{"cuda", {}};
     one.entries.push_back(std::make_unique<FakeEntry>());
     return one;

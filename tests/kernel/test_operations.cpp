@@ -273,7 +273,7 @@ TEST_CASE("operations: executors and thread counts write the same bits", "[kerne
     }
     const auto executor = std::make_shared<ThreadExecutor>(3);
     bits_on(inputs, forced(usable_entries(problem).front(), executor, 3));
-    CHECK(executor->most_workers == 3);
+    CHECK(executor->max_workers == 3);
   });
 }
 

@@ -30,7 +30,7 @@ class ThreadExecutor : public Executor {
   int concurrency() const noexcept override { return threads_; }
   void run(int workers, void (*work)(void*, int), void* argument) override {
     ++runs;
-    if (workers > most_workers) most_workers = workers;
+    if (workers > max_workers) max_workers = workers;
     std::vector<std::thread> threads;
     for (int i = workers - 1; i >= 0; --i) {
       threads.emplace_back([this, work, argument, i] {
@@ -43,7 +43,7 @@ class ThreadExecutor : public Executor {
   }
 
   std::atomic<int> runs{0};
-  std::atomic<int> most_workers{0};
+  std::atomic<int> max_workers{0};
   std::function<void()> before, after;  ///< called around every worker, on its thread
 
  private:

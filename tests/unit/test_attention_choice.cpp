@@ -19,8 +19,8 @@ AttentionKernel kernel(Phase phase, const char* arithmetic, DTypeSet dtypes) {
 
 /// A machine whose matrix units take bf16, and whose vectors take every type.
 struct Kernels {
-  AttentionKernel tiles = kernel(Phase::prefill, "bf16", only(DType::bf16)), decode, prefill, naive;
-  BuiltIsa amx{}, avx512{};
+  AttentionKernel tiles = kernel(Phase::prefill, "bf16", set_of(DType::bf16)), decode, prefill, naive;
+  IsaSupport amx{}, avx512{};
   std::vector<AttentionCandidate> all;
 
   Kernels() {
@@ -35,7 +35,7 @@ struct Kernels {
   /// The first kernel that does not refuse, as dispatch does.
   const AttentionCandidate& chosen(std::string_view text, const Context::Impl& context) const {
     for (const AttentionCandidate& own : all)
-      if (((only(AttentionProblem::parse(text).q_dtype)) & ~own.kernel->facts.dtypes) == 0 &&
+      if (((set_of(AttentionProblem::parse(text).q_dtype)) & ~own.kernel->facts.dtypes) == 0 &&
           refuse(own, AttentionProblem::parse(text), all, context).empty())
         return own;
     throw std::runtime_error("none");

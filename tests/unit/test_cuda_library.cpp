@@ -26,7 +26,7 @@ TEST_CASE("cuda library: one of this build is opened, and once", "[unit]") {
   CHECK(first.version == version());
   CHECK(first.missing.empty());
   REQUIRE(first.backend->entries.size() == 1);
-  CHECK(first.backend->entries[0]->name == "attention.fake.cuda");  // by the framework's function
+  CHECK(first.backend->entries[0]->name == "attention.fake.cuda");  // by rapt's function
 }
 
 TEST_CASE("cuda library: another version or build is refused, and both are named", "[unit]") {

@@ -32,10 +32,10 @@ const TileProbe* model() {
 /// Why there are no real instructions here; empty if there are.
 std::string without_instructions() {
 #if defined(RAPT_TEST_REAL_TILES)
-  for (const rapt::cpu::BuiltIsa& built : rapt::cpu::machine().isas)
-    if (built.isa == rapt::Isa::amx)
-      return built.unusable.empty() && built.denied ? std::string(built.denied(true))
-                                                    : built.unusable;  // asks for the registers
+  for (const rapt::cpu::IsaSupport& support : rapt::cpu::machine().isas)
+    if (support.isa == rapt::Isa::amx)
+      return support.unusable.empty() && support.denied ? std::string(support.denied(true))
+                                                        : support.unusable;  // asks for the registers
 #endif
   return "this build has none";
 }
@@ -265,12 +265,12 @@ TEST_CASE("products of bytes: unsigned times signed, four to a sum", "[unit]") {
 
 TEST_CASE("chains of byte products, which measure a peak, sum what their bytes make", "[unit]") {
   bool any = false;
-  for (const rapt::cpu::BuiltIsa& built : rapt::cpu::machine().isas) {
-    if (!built.multiplies_int8 || (built.denied && !built.denied(true).empty())) continue;
+  for (const rapt::cpu::IsaSupport& support : rapt::cpu::machine().isas) {
+    if (!support.multiplies_int8 || (support.denied && !support.denied(true).empty())) continue;
     any = true;
-    INFO(built.name);
+    INFO(support.name);
     std::uint32_t sum = 0;
-    const double operations = built.kernels->int8_chains(3, sum);
+    const double operations = support.kernels->int8_chains(3, sum);
     CHECK(operations > 0);
     // Eight operations for every four products.
     const auto sums = static_cast<std::uint32_t>(operations / 8);

@@ -8,7 +8,8 @@
 
 inline std::vector<const rapt::cpu::IsaKernels*> usable_tables() {
   std::vector<const rapt::cpu::IsaKernels*> tables;
-  for (const rapt::cpu::BuiltIsa& built : rapt::cpu::machine().isas)
-    if (built.unusable.empty() && (!built.denied || built.denied(true).empty())) tables.push_back(built.kernels);
+  for (const rapt::cpu::IsaSupport& support : rapt::cpu::machine().isas)
+    if (support.unusable.empty() && (!support.denied || support.denied(true).empty()))
+      tables.push_back(support.kernels);
   return tables;
 }

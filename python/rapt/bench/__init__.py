@@ -176,9 +176,9 @@ def parse_arguments(words: list[str] | None) -> argparse.Namespace:
         if not torch.cuda.is_available() or all(reasons):
             reason = rapt.info()["backends"][1]["missing"] if not reasons else reasons[0] or "PyTorch finds no GPU"
             parser.error(f"--device: cuda, but {reason}; wanted cpu")
-    most = torch.get_num_threads()
-    usual = sorted({1, min(2, most), most}) if options.models else [most]
-    options.threads = [None] if options.device == "cuda" else options.threads or usual
+    max_threads = torch.get_num_threads()
+    default = sorted({1, min(2, max_threads), max_threads}) if options.models else [max_threads]
+    options.threads = [None] if options.device == "cuda" else options.threads or default
     options.cases, options.left_out = [], []
     if options.models or chosen:
         options.dtype = options.dtype or ["f32", "bf16"]

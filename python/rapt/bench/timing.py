@@ -37,11 +37,11 @@ def cuda_seconds_of(call: Call, count: int = 1) -> float:
 CLOCKS: dict[str, Clock] = {"cpu": seconds_of, "cuda": cuda_seconds_of}
 
 
-def calls_per_sample(call: Call, least_s: float, clock: Clock = seconds_of) -> int:
+def calls_per_sample(call: Call, min_seconds: float, clock: Clock = seconds_of) -> int:
     seconds = clock(call)
-    if seconds < 10 * least_s:  # the first call also pays for starting threads and touching memory
+    if seconds < 10 * min_seconds:  # the first call also pays for starting threads and touching memory
         seconds = min(seconds, clock(call))
-    return max(1, math.ceil(least_s / seconds))
+    return max(1, math.ceil(min_seconds / seconds))
 
 
 def interleave(

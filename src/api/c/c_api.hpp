@@ -61,10 +61,11 @@ T& non_null(T* pointer, const char* name) {
   return *pointer;
 }
 
-/// `given`, of the caller's size, as the Struct of this version: what an older caller does not have is zero, and what a
-/// newer one has beyond must be, for it could not be heeded. An Error otherwise, and for what is no size.
+/// `given`, of the size that its caller knows, as the Struct of this version. Members that an older caller does not
+/// have become zero. Throws Error for an impossible size, and where a newer caller has set members that this version
+/// lacks.
 template <class Struct>
-Struct known_part(const Struct& given, const std::string& name) {
+Struct to_this_version(const Struct& given, const std::string& name) {
   constexpr std::size_t kMaxBytes = 4096;  // so that little is read where the size was never set
   const std::size_t size = given.struct_size;
   if (size < sizeof size || size > kMaxBytes || size % alignof(Struct) != 0)
@@ -74,9 +75,9 @@ Struct known_part(const Struct& given, const std::string& name) {
     if (bytes[i] != 0)
       throw Error("struct_size", std::to_string(size) + " with more than zeros past " + std::to_string(sizeof(Struct)),
                   "nothing asked for that rapt " + std::string(version()) + " does not know");
-  Struct known{};
-  std::memcpy(&known, bytes, std::min(size, sizeof(Struct)));
-  return known;
+  Struct result{};
+  std::memcpy(&result, bytes, std::min(size, sizeof(Struct)));
+  return result;
 }
 
 inline const Context& to_context(const rapt_context* context) {

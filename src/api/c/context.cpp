@@ -75,7 +75,7 @@ rapt::Guards to_guards(const rapt_context_options& o) {
 
 rapt::ContextOptions to_options(const rapt_context_options* given) {
   if (!given) return {};
-  const rapt_context_options o = known_part(*given, "rapt_context_options");
+  const rapt_context_options o = to_this_version(*given, "rapt_context_options");
   rapt::ContextOptions options;
   options.executor = to_executor(o);
   options.threads = o.threads;

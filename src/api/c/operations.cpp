@@ -34,20 +34,21 @@ void read_tensors(const ArgumentList& table, const void* c_args, const void* for
   }
 }
 
+// The C structure that `given` points to, as this version has it.
 template <class C>
-C known(const void* given, const char* argument, Operation operation) {
-  return known_part(non_null(static_cast<const C*>(given), argument),
-                    "rapt_" + std::string(to_string(operation)) + "_args");
+C c_args_of(const void* given, const char* argument, Operation operation) {
+  return to_this_version(non_null(static_cast<const C*>(given), argument),
+                         "rapt_" + std::string(to_string(operation)) + "_args");
 }
 
 template <class Args>
 Given<Args> read(Operation operation, const void* c_args) {
   using Op = OperationOf<Args>;
-  auto args = known<typename Op::C>(c_args, "args", operation);
+  auto args = c_args_of<typename Op::C>(c_args, "args", operation);
   Given<Args> given{};
   if constexpr (requires { typename Op::Forward; }) {
     using Forward = typename OperationOf<typename Op::Forward>::C;
-    const auto forward = known<Forward>(args.forward, "forward", Op::kForward);
+    const auto forward = c_args_of<Forward>(args.forward, "forward", Op::kForward);
     args.forward = &forward;
     read_tensors(kArgumentsOf<Args>, &args, &forward, &given.args, given.lists);
     Op::set_scalars(args, given.args);

@@ -20,9 +20,18 @@ struct Entries {
 
   Entries() {
     for (const auto& e : entries)
-      views.push_back({e.name.c_str(), e.backend.c_str(), static_cast<std::int32_t>(e.operation),
-                       static_cast<std::int32_t>(e.phase), e.arithmetic.c_str(), e.isa.c_str(), types_of(e),
-                       e.min_head_dim, e.max_head_dim, e.max_value_head_dim, e.unusable.c_str(), e.opt_in.c_str()});
+      views.push_back({.name = e.name.c_str(),
+                       .backend = e.backend.c_str(),
+                       .operation = static_cast<std::int32_t>(e.operation),
+                       .phase = static_cast<std::int32_t>(e.phase),
+                       .arithmetic = e.arithmetic.c_str(),
+                       .isa = e.isa.c_str(),
+                       .dtypes = types_of(e),
+                       .min_head_dim = e.min_head_dim,
+                       .max_head_dim = e.max_head_dim,
+                       .max_value_head_dim = e.max_value_head_dim,
+                       .unusable = e.unusable.c_str(),
+                       .opt_in = e.opt_in.c_str()});
   }
   bool operator==(const Entries& other) const {
     const auto alike = [](const auto& a, const auto& b) { return a.unusable == b.unusable; };

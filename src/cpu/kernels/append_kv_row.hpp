@@ -75,7 +75,7 @@ void store_codes(const AppendKvSide& s, const std::uint8_t* codes, std::uint8_t*
 // Numbers of a row to the cache. `row` may be unaligned and has whole vectors; `codes` is scratch for as many bytes.
 [[gnu::always_inline]] inline void write_numbers(const AppendKvSide& s, const float* row, const RowIndices& at,
                                                  std::uint8_t* codes) {
-  if (only(s.to_type) & kFloatTypes) {
+  if (set_of(s.to_type) & kFloatTypes) {
     with_float_type(s.to_type, [&](auto element) {
       auto* const to = static_cast<decltype(element)*>(s.to) + at.to;
       for (std::int64_t c = 0; c < s.size; c += kLanes)

@@ -293,7 +293,7 @@ constexpr AttentionBackwardKernel kernel(const char* arithmetic, DType dtype) {
   return {.facts = {.operation = Operation::attention_backward,
                     .phase = Phase::all,
                     .arithmetic = arithmetic,
-                    .dtypes = only(dtype),
+                    .dtypes = set_of(dtype),
                     .block_q = kRows,
                     .block_k = kBlock},
           .sums_of_row = sums_of_row,

@@ -109,7 +109,7 @@ constexpr AttentionKernel kernel(const char* arithmetic, DTypeSet dtypes, const 
 
 }  // namespace
 
-constexpr DTypeSet kBf16AndQuantized = only(DType::bf16) | (kCacheTypes & ~kFloatTypes);
+constexpr DTypeSet kBf16AndQuantized = set_of(DType::bf16) | (kCacheTypes & ~kFloatTypes);
 #if defined(RAPT_HAVE_TILES)
 // Below these AVX-512's kernel is faster (docs/internals/amx.md).
 constexpr int kMinKeyElements = 2560, kMinKeyElementsOfF16 = 8192, kMinRowsOfF16 = 144;
@@ -117,7 +117,7 @@ constexpr int kMinKeyElements = 2560, kMinKeyElementsOfF16 = 8192, kMinRowsOfF16
 constexpr int kDecodeRowsBesideBf16 = 8;
 extern constexpr AttentionKernel kTilesBf16 =
     kernel<1>("bf16", kBf16AndQuantized, {.min_key_elements = kMinKeyElements, .decode_rows = kDecodeRowsBesideBf16});
-constexpr DTypeSet kHalf = only(DType::bf16) | only(DType::f16);
+constexpr DTypeSet kHalf = set_of(DType::bf16) | set_of(DType::f16);
 extern constexpr AttentionKernel kTilesF16x3 =
     kernel<2>("f16x3", kHalf, {.min_rows = kMinRowsOfF16, .min_key_elements = kMinKeyElementsOfF16});
 #else

@@ -35,9 +35,9 @@ struct TokenGroup {
 
 struct DeltaRuleScratch {
   float* z;  // blocks of columns, one after another, each [d][columns of the block]
-  // [kBlock][d]; qd: [kBlock][reads][d]. Decays, and the factor of Z as a window opens, which includes the decay
-  // unless the group has two factors.
-  float *kd, *qd, *ku, *decay, *opening;
+  // [kBlock][d]; qd: [kBlock][reads][d]. z_factor: what Z is multiplied by where a window begins; it includes the
+  // decay unless the group has two factors.
+  float *kd, *qd, *ku, *decay, *z_factor;
   // [kBlock][1 + 2 reads], as vectors of partial sums and as sums: kd . ku_0 for the second token of a group; then for
   // each query qd . ku_0 (second tokens) and qd . ku of the token itself.
   vec* dots;
@@ -51,7 +51,7 @@ struct DeltaRuleScratch {
   DeltaRuleScratch(BumpAllocator& allocator, const DeltaRuleShape& shape)
       : d(round_up(shape.d, kLanes)), columns(round_up(shape.columns, kLanes)), reads(shape.reads) {
     z = allocator.take<float>(shape.d * columns);
-    for (float** rows : {&kd, &ku, &decay, &opening}) *rows = allocator.take<float>(kBlock * d);
+    for (float** rows : {&kd, &ku, &decay, &z_factor}) *rows = allocator.take<float>(kBlock * d);
     qd = allocator.take<float>(kBlock * reads * d);
     dots = allocator.take<vec>(kBlock * (1 + 2 * reads));
     products = allocator.take<float>(kBlock * (1 + 2 * reads));
@@ -63,14 +63,14 @@ struct DeltaRuleScratch {
   }
 };
 
-// Multiplies `opening` by the decay and returns true, unless some product would be flushed to 0 although the decay is
+// Multiplies `z_factor` by the decay and returns true, unless some product would be flushed to 0 although the decay is
 // not 0.
-bool multiply_by_decay(const DeltaRuleScratch& w, const float* decay, float* opening) {
+bool multiply_by_decay(const DeltaRuleScratch& w, const float* decay, float* z_factor) {
   for (std::int64_t c = 0; c < w.d; c += kLanes) {
     const vec own = load(decay + c);
-    if (xsimd::any(vec(0x1p-126f) > load(opening + c) * own && own > vec(0.f))) return false;
+    if (xsimd::any(vec(0x1p-126f) > load(z_factor + c) * own && own > vec(0.f))) return false;
   }
-  for (std::int64_t c = 0; c < w.d; c += kLanes) store(opening + c, load(opening + c) * load(decay + c));
+  for (std::int64_t c = 0; c < w.d; c += kLanes) store(z_factor + c, load(z_factor + c) * load(decay + c));
   return true;
 }
 
@@ -84,10 +84,10 @@ std::int64_t prepare(const DeltaRuleParams& p, const DeltaRuleItem& item, const 
     tokens.prefetch_ahead_of(begin + t);
     w.v_row[t] = tokens.v(begin + t, item.begin, item.end, w.v + t * w.columns);
     tokens.decay(begin + t, decay);
-    float* const opening = w.opening + t * w.d;
-    const bool opens = next_e(w.e, decay, w.d, begin + t == 0, w.next_e, opening);
-    if (opens || groups == 0 || w.group[groups - 1].count == 2)
-      w.group[groups++] = {t, 0, opens, opens && !multiply_by_decay(w, decay, opening), {}};
+    float* const z_factor = w.z_factor + t * w.d;
+    const bool opens_window = next_e(w.e, decay, w.d, begin + t == 0, w.next_e, z_factor);
+    if (opens_window || groups == 0 || w.group[groups - 1].count == 2)
+      w.group[groups++] = {t, 0, opens_window, opens_window && !multiply_by_decay(w, decay, z_factor), {}};
     TokenGroup& group = w.group[groups - 1];
     group.beta[group.count++] = tokens.beta(begin + t);
     const bool is_second = group.count == 2;
@@ -161,7 +161,7 @@ class ColumnBlock {
   // of kReads tokens.
   template <int kWrites, int kReads, bool kOpens, bool kPredicts = kDelta>
   [[gnu::noinline]] void sweep(const TokenGroup& writes, const TokenGroup& reads, std::int64_t query = 0) {
-    const float *const opening = rows(w_.opening, reads, 0), *const decay = rows(w_.decay, reads, 0);
+    const float *const z_factor = rows(w_.z_factor, reads, 0), *const decay = rows(w_.decay, reads, 0);
     const float *ku[2], *kd[2], *qd[2];
     for (int i = 0; i < 2; ++i)
       ku[i] = rows(w_.ku, writes, i), kd[i] = rows(w_.kd, reads, i), qd[i] = queries(reads, i, query);
@@ -184,7 +184,7 @@ class ColumnBlock {
 #pragma GCC unroll 4
         for (int v = 0; v < kVecs; ++v) row[v] = fma(weight, u[i][v], row[v]);
       }
-      if (kOpens) multiply(row, opening[c]);
+      if (kOpens) multiply(row, z_factor[c]);
       if (kOpens && reads.has_two_factors) multiply(row, decay[c]);
       if (kWrites > 0 || kOpens)
 #pragma GCC unroll 4

@@ -36,16 +36,16 @@ struct DeltaRuleBackwardScratch {
   Matrix piece_z;    // [kBlock - 1][dv][d]: Z^T at the start of a block's later pieces
   float *e, *carry,
       *anchor;  // [d]: e of the last token; gradient of log decays, as a sum from the end and as rowsum(Y Z)
-  // Of a block's tokens; `opening` is e before a window, over kWindowStart.
-  Matrix kd, ku, e_of, decay, opening, dku;  // [kBlock][d]
-  Matrix u, du;                              // [kBlock][dv]
-  Matrix left, right, dleft;                 // [kBlock][per_token][d], dv, d
-  Matrix ku_t, u_t;                          // [d][kBlock], [dv][kBlock]
-  Matrix left_ku, right_u;                   // [kBlock][per_token][kBlock]
-  float *beta, *k_factor, *q_factor;         // [kBlock]; [kBlock][reads]
-  float *row, *gradient, *bias;              // [max(d, dv)]; [max(d, dv)]; [d]
-  vec* dbeta;                                // [kBlock], as vectors of partial sums
-  std::int64_t* pieces;                      // [kBlock + 1]: first token of each piece, then n
+  // Of a block's tokens; z_factor: of next_e(), where a token begins a window.
+  Matrix kd, ku, e_of, decay, z_factor, dku;  // [kBlock][d]
+  Matrix u, du;                               // [kBlock][dv]
+  Matrix left, right, dleft;                  // [kBlock][per_token][d], dv, d
+  Matrix ku_t, u_t;                           // [d][kBlock], [dv][kBlock]
+  Matrix left_ku, right_u;                    // [kBlock][per_token][kBlock]
+  float *beta, *k_factor, *q_factor;          // [kBlock]; [kBlock][reads]
+  float *row, *gradient, *bias;               // [max(d, dv)]; [max(d, dv)]; [d]
+  vec* dbeta;                                 // [kBlock], as vectors of partial sums
+  std::int64_t* pieces;                       // [kBlock + 1]: first token of each piece, then n
 
   DeltaRuleBackwardScratch(BumpAllocator& allocator, const DeltaRuleBackwardShape& shape, bool predicts)
       : d(round_up(shape.d, kLanes)), dv(round_up(shape.dv, kLanes)), per_token(shape.reads + predicts) {
@@ -56,7 +56,7 @@ struct DeltaRuleBackwardScratch {
     };
     for (Matrix* state : {&z, &y}) *state = take(d, dv);
     y_t = take(dv, d);
-    for (Matrix* rows : {&kd, &ku, &e_of, &decay, &opening, &dku}) *rows = take(kBlock, d);
+    for (Matrix* rows : {&kd, &ku, &e_of, &decay, &z_factor, &dku}) *rows = take(kBlock, d);
     for (Matrix* rows : {&u, &du}) *rows = take(kBlock, dv);
     for (Matrix* rows : {&left, &dleft}) *rows = take(kBlock * per_token, d);
     right = take(kBlock * per_token, dv);
@@ -77,10 +77,10 @@ struct DeltaRuleBackwardScratch {
 
 // Calls f(integral_constant<int, vectors>, first column) for column blocks of up to 8 or 16 vectors: enough
 // independent sums.
-template <int kMost = kRegisters == 32 ? 16 : 8, class F>
+template <int kMaxVecs = kRegisters == 32 ? 16 : 8, class F>
 void with_columns(std::int64_t columns, F f, std::int64_t c = 0) {
-  for (; columns - c >= kMost * kLanes; c += kMost * kLanes) f(std::integral_constant<int, kMost>(), c);
-  if constexpr (kMost > 1) with_columns<kMost / 2>(columns, f, c);
+  for (; columns - c >= kMaxVecs * kLanes; c += kMaxVecs * kLanes) f(std::integral_constant<int, kMaxVecs>(), c);
+  if constexpr (kMaxVecs > 1) with_columns<kMaxVecs / 2>(columns, f, c);
 }
 
 void copy(const float* from, std::int64_t n, float* to) {
@@ -154,7 +154,7 @@ class DeltaRuleBackwardRunner {
       const std::int64_t begin = w_.pieces[i], end = w_.pieces[i + 1];
       add_piece(first, begin, end - begin, start_of(i));
       for (std::int64_t t = end - 1; t >= begin; --t) finish(first, t, t == begin);
-      if (i > 0 || opens_) open_rows(begin, w_.y), open_columns(begin, w_.y_t);
+      if (i > 0 || opens_window_) open_rows(begin, w_.y), open_columns(begin, w_.y_t);
     }
     if (p_.grad_dt_bias)
       for (std::int64_t c = 0; c < p_.d; ++c) item_.head_sums[2 + c] += static_cast<double>(w_.bias[c]);
@@ -179,15 +179,15 @@ class DeltaRuleBackwardRunner {
   // factors are applied one after the other, since their product may be below fp32's range.
   void open_rows(std::int64_t token, const Matrix& state) const {
     for (std::int64_t i = 0; i < w_.d; ++i) {
-      const vec opening(w_.opening[token][i]), decay(w_.decay[token][i]);
-      for (std::int64_t c = 0; c < w_.dv; c += kLanes) store(state[i] + c, load(state[i] + c) * opening * decay);
+      const vec z_factor(w_.z_factor[token][i]), decay(w_.decay[token][i]);
+      for (std::int64_t c = 0; c < w_.dv; c += kLanes) store(state[i] + c, load(state[i] + c) * z_factor * decay);
     }
   }
   void open_columns(std::int64_t token, const Matrix& state) const {
-    const float *const opening = w_.opening[token], *const decay = w_.decay[token];
+    const float *const z_factor = w_.z_factor[token], *const decay = w_.decay[token];
     for (std::int64_t i = 0; i < w_.dv; ++i)
       for (std::int64_t c = 0; c < w_.d; c += kLanes)
-        store(state[i] + c, load(state[i] + c) * load(opening + c) * load(decay + c));
+        store(state[i] + c, load(state[i] + c) * load(z_factor + c) * load(decay + c));
   }
 
   // Finds the pieces of a block of tokens, and computes kd, ku and beta. Returns the number of pieces.
@@ -196,9 +196,9 @@ class DeltaRuleBackwardRunner {
     for (std::int64_t t = 0; t < n; ++t) {
       float* const decay = w_.decay[t];
       tokens_.decay(first + t, decay);
-      const bool opens = next_e(w_.e, decay, w_.d, first + t == 0, w_.e_of[t], w_.opening[t]);
-      if (t == 0) opens_ = opens;
-      if (t == 0 || opens) w_.pieces[pieces++] = t;
+      const bool opens_window = next_e(w_.e, decay, w_.d, first + t == 0, w_.e_of[t], w_.z_factor[t]);
+      if (t == 0) opens_window_ = opens_window;
+      if (t == 0 || opens_window) w_.pieces[pieces++] = t;
       const float* const k = tokens_.k(first + t, w_.row);
       const vec factor(w_.k_factor[t] = tokens_.factor(k));
       for (std::int64_t c = 0; c < w_.d; c += kLanes) {
@@ -244,7 +244,7 @@ class DeltaRuleBackwardRunner {
       tokens_.prefetch_inputs(t, true, false);
     for (std::int64_t i = 0; i < pieces; ++i) {
       const std::int64_t begin = w_.pieces[i], end = w_.pieces[i + 1];
-      if (i > 0 || opens_) open_rows(begin, w_.z);
+      if (i > 0 || opens_window_) open_rows(begin, w_.z);
       if (i == 0) transpose(w_.z, w_.d, w_.dv, w_.starts.from(block * w_.dv));
       for (std::int64_t t = begin; t < end; ++t) take_v(first, t);
       if (p_.has_delta) predict(first, begin, end - begin);
@@ -413,7 +413,7 @@ class DeltaRuleBackwardRunner {
   const DeltaRuleBackwardScratch w_;
   const std::int64_t q_head_, k_head_, v_head_;  // the first heads that this state head reads
   const HeadRows grad_q_, grad_k_, grad_v_, grad_g_, grad_beta_;
-  bool opens_ = false;  // whether the block's first token begins a window
+  bool opens_window_ = false;  // whether the block's first token begins a window
 };
 
 void begin(const DeltaRuleBackwardParams& p, const DeltaRuleBackwardItem& item, std::byte* scratch) noexcept {

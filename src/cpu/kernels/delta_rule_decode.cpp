@@ -182,7 +182,7 @@ class DeltaRuleDecodeRunner {
 
   // Elements [i, i + kLanes) of a column of the state, which are contiguous.
   template <bool kWhole>
-  [[gnu::always_inline]] vec part(const From* column, std::int64_t i) const {
+  [[gnu::always_inline]] vec column_elements(const From* column, std::int64_t i) const {
     return kWhole ? load_any(column + i) : load_strided(column + i, 1, min(kLanes, p_.d - i));
   }
   // Prefetches, while column c is written, the same column of the next column block, or of the next state. Hardware
@@ -206,7 +206,7 @@ class DeltaRuleDecodeRunner {
         for (int v = 0; v < kColumnVecs; ++v) {
           vec rows[kLanes];
 #pragma GCC unroll 16
-          for (int j = 0; j < kLanes; ++j) rows[j] = part<kWhole>(column[v * kLanes + j], i) * decay;
+          for (int j = 0; j < kLanes; ++j) rows[j] = column_elements<kWhole>(column[v * kLanes + j], i) * decay;
           transpose(rows);
 #pragma GCC unroll 16
           for (int j = 0; j < kLanes; ++j) {  // k and q are 0 past d
@@ -229,7 +229,7 @@ class DeltaRuleDecodeRunner {
       const vec u(w_.u[c]);
 #pragma GCC unroll 4
       for (std::int64_t i = 0; i < d; i += kLanes) {
-        const vec written = fma(load(w_.k + i), u, part<kWhole>(from, i) * load(w_.decay + i));
+        const vec written = fma(load(w_.k + i), u, column_elements<kWhole>(from, i) * load(w_.decay + i));
         if (kWhole) store_any(to + i, written);
         else store_strided(to + i * s.d_stride, s.d_stride, min(kLanes, d - i), written);
       }

@@ -59,10 +59,10 @@ struct DeltaRuleTilesScratch {
   float* xy;        // [row_chunks][columns / 32] chunks
   float *v, *out;   // v: [16][columns], if not read in place; out: [16][reads][columns]
   float* u[2];      // [16][columns] of even and of odd tiles
-  float *e, *next_e, *decay, *opening, *first_decay, *first_opening, *row, *scaled;  // [d]
-  float *zero, *discarded;                                                           // [columns]; a chunk
-  std::int32_t *of_row, *of_tile, *of_pair, *of_u;                                   // offsets of steps
-  std::byte* vectors;                                                                // scratch of the vector kernel
+  float *e, *next_e, *decay, *z_factor, *first_decay, *first_z_factor, *row, *scaled;  // [d]
+  float *zero, *discarded;                                                             // [columns]; a chunk
+  std::int32_t *of_row, *of_tile, *of_pair, *of_u;                                     // offsets of steps
+  std::byte* vectors;                                                                  // scratch of the vector kernel
 
   DeltaRuleTilesScratch(BumpAllocator& allocator, const DeltaRuleShape& shape)
       : d(round_up(shape.d, kChunk)),
@@ -82,7 +82,7 @@ struct DeltaRuleTilesScratch {
     v = allocator.take<float>(kTokensOfTile * columns);
     out = allocator.take<float>(kTokensOfTile * reads * columns);
     for (float*& rows : u) rows = allocator.take<float>(kTokensOfTile * columns);
-    for (float** one : {&e, &next_e, &decay, &opening, &first_decay, &first_opening, &row, &scaled})
+    for (float** one : {&e, &next_e, &decay, &z_factor, &first_decay, &first_z_factor, &row, &scaled})
       *one = allocator.take<float>(d);
     zero = allocator.take<float>(columns), discarded = allocator.take<float>(kChunkFloats);
     const std::int64_t steps = max(d / kTileDepth, kBlockDepth);
@@ -219,12 +219,13 @@ class DeltaRuleTilesRunner {
     const std::int64_t d = round_up(p_.d, kLanes);
     std::int64_t n = 0;
     for (; n < kBlock && first + n < tokens_.count(); ++n) {
-      float *const decay = n == 0 ? w_.first_decay : w_.decay, *const opening = n == 0 ? w_.first_opening : w_.opening;
+      float *const decay = n == 0 ? w_.first_decay : w_.decay, *const z_factor =
+                                                                   n == 0 ? w_.first_z_factor : w_.z_factor;
       tokens_.prefetch_ahead_of(first + n);
       tokens_.decay(first + n, decay);
-      const bool opens = next_e(w_.e, decay, d, false, w_.next_e, opening);
-      if (n == 0) opens_ = opens;
-      else if (opens) break;
+      const bool opens_window = next_e(w_.e, decay, d, false, w_.next_e, z_factor);
+      if (n == 0) opens_window_ = opens_window;
+      else if (opens_window) break;
       const float* const k = tokens_.k(first + n, w_.row);
       const vec factor(tokens_.factor(k));
       float* const ku = w_.ku + n * w_.d;
@@ -263,7 +264,7 @@ class DeltaRuleTilesRunner {
             },
             w_.ku_a + (c / kTileRows * kBlockDepth + t / kTileDepth) * kTileBytes);
   }
-  // Rounds Z to tiles of bf16 for the block's products, after opening a window if the block begins one.
+  // Rounds Z to tiles of bf16 for the block's products, after rescaling Z if the block begins a window.
   void make_z_tiles() const {
     for (std::int64_t column = 0; column < w_.columns; column += kChunk)
       for (std::int64_t c = 0; c < w_.d; c += kChunk) {
@@ -275,8 +276,8 @@ class DeltaRuleTilesRunner {
               const std::int64_t channel = c + half * kTileRows + i;
               float* const z = z_row(column, channel) + j;
               x[half] = load(z);
-              if (!opens_ || channel >= p_.d) continue;
-              x[half] = x[half] * vec(w_.first_opening[channel]) * vec(w_.first_decay[channel]);
+              if (!opens_window_ || channel >= p_.d) continue;
+              x[half] = x[half] * vec(w_.first_z_factor[channel]) * vec(w_.first_decay[channel]);
               store(z, x[half]);
             }
             store(tile + j / kTileRows * (kTileBytes / 4) + i * kTileRows + j % kTileRows,
@@ -400,7 +401,7 @@ class DeltaRuleTilesRunner {
   BumpAllocator allocator_;
   const DeltaRuleTilesScratch w_;
   const DeltaTokens tokens_;
-  bool opens_ = false;  // whether the block begins a window
+  bool opens_window_ = false;  // whether the block begins a window
   Tiles tiles_;
   Pending pending_ = {w_.discarded};
 };
@@ -416,7 +417,7 @@ void run(const DeltaRuleParams& p, const DeltaRuleItem& item, std::byte* scratch
 const DeltaRuleKernel kDeltaRule = {.facts = {.operation = Operation::delta_rule,
                                               .phase = Phase::all,
                                               .arithmetic = "bf16",
-                                              .dtypes = only(DType::bf16),
+                                              .dtypes = set_of(DType::bf16),
                                               .max_head_dim = 256,
                                               .max_value_head_dim = 256},
                                     .columns = 2 * kChunk,

@@ -147,7 +147,7 @@ void run(const IndexScoresParams& p, const IndexItem& item, std::byte* scratch) 
 const IndexScoresKernel kIndexScores = {.facts = {.operation = Operation::index_scores,
                                                   .phase = Phase::all,
                                                   .arithmetic = "f32",
-                                                  .dtypes = kCacheTypes & ~only(DType::i4x2),
+                                                  .dtypes = kCacheTypes & ~set_of(DType::i4x2),
                                                   .block_q = static_cast<int>(kTokens),
                                                   .block_k = static_cast<int>(kWidth)},
                                         .tokens = kTokens,

@@ -240,7 +240,7 @@ void run(const IndexScoresParams& p, const IndexItem& item, std::byte* scratch) 
 const IndexScoresKernel kIndexScores = {.facts = {.operation = Operation::index_scores,
                                                   .phase = Phase::all,
                                                   .arithmetic = "bf16",
-                                                  .dtypes = only(DType::bf16) | only(DType::i8) | kFp8Types,
+                                                  .dtypes = set_of(DType::bf16) | set_of(DType::i8) | kFp8Types,
                                                   .block_q = static_cast<int>(kTokens),
                                                   .block_k = static_cast<int>(kKeys)},
                                         .tokens = kTokens,

@@ -27,7 +27,7 @@ void run(const SelectTopkParams& p, std::int64_t begin, std::int64_t end, std::b
 const SelectTopkKernel kSelectTopk = {.facts = {.operation = Operation::select_topk,
                                                 .phase = Phase::all,
                                                 .arithmetic = "f32",
-                                                .dtypes = only(DType::f32)},
+                                                .dtypes = set_of(DType::f32)},
                                       .scratch_bytes = bytes_of<Topk>,
                                       .run = run};
 

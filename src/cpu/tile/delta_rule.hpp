@@ -59,10 +59,9 @@ inline float first_of(vec x) {
 // window spans 2^72, ten tokens that decay by e^-5 each. A number divided by e grows by less than 2^49.
 inline constexpr float kWindowStart = 0x1p24f, kWindowMin = 0x1p-48f, kWindowMax = 0x1p28f;
 // Computes e of a token, [n], from the `decay` of its channels and the e `before` it. Returns true if the token begins
-// a window; then `opening` is the e before it over kWindowStart, and Z must be multiplied by `opening` and by the
-// decay.
+// a window; then Z must be multiplied by `z_factor`, which is the e before it over kWindowStart, and by the decay.
 [[gnu::always_inline]] inline bool next_e(const float* before, const float* decay, std::int64_t n, bool is_first,
-                                          float* e, float* opening) {
+                                          float* e, float* z_factor) {
   vec smallest(kWindowStart), largest(kWindowStart);
   for (std::int64_t c = 0; c < n; c += kLanes) {
     const vec x = load(before + c) * load(decay + c);
@@ -71,7 +70,7 @@ inline constexpr float kWindowStart = 0x1p24f, kWindowMin = 0x1p-48f, kWindowMax
   }
   if (!is_first && !xsimd::any(vec(kWindowMin) > smallest) && !xsimd::any(largest > vec(kWindowMax))) return false;
   for (std::int64_t c = 0; c < n; c += kLanes) {
-    store(opening + c, load(before + c) * vec(1 / kWindowStart));
+    store(z_factor + c, load(before + c) * vec(1 / kWindowStart));
     store(e + c, vec(kWindowStart));
   }
   return true;

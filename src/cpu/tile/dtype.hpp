@@ -45,7 +45,7 @@ inline constexpr std::int64_t kPerUnit = std::is_same_v<T, i4x2> ? 2 : 1;
 
 // Bytes of one unit, as above, and of n elements.
 inline std::int64_t unit_bytes(DType dtype) {
-  return dtype == DType::f32 ? 4 : only(dtype) & kFloatTypes ? 2 : 1;
+  return dtype == DType::f32 ? 4 : set_of(dtype) & kFloatTypes ? 2 : 1;
 }
 inline std::int64_t bytes_of(DType dtype, std::int64_t n) {
   return dtype == DType::i4x2 ? n / 2 : n * unit_bytes(dtype);

@@ -47,11 +47,11 @@ class Topk {
     counts_ = allocator.take<std::uint32_t>(kDigits * kRadix);
   }
 
-  void start() { count_ = 0, least_ = kLeastOrder, least_score_ = -kInfinity; }
+  void start() { count_ = 0, min_order_ = kMinOrder, min_score_ = -kInfinity; }
 
   // Adds the scores of positions [first, first + kLanes), lanes [begin, end) only.
   [[gnu::always_inline]] void add(vec score, std::int64_t first, std::int64_t begin, std::int64_t end) {
-    if (!xsimd::any(!(score <= vec(least_score_)))) return;
+    if (!xsimd::any(!(score <= vec(min_score_)))) return;
     const IntLanes lane = lane_indices();
     const IntLanes valid = (lane >= static_cast<std::int32_t>(begin)) & (lane < static_cast<std::int32_t>(end));
     add_lanes(order_of(score), lane + static_cast<std::int32_t>(first), valid);
@@ -80,7 +80,7 @@ class Topk {
   }
 
  private:
-  static constexpr std::int32_t kLeastOrder = static_cast<std::int32_t>(0xff800000u ^ 0x7fffffffu);  // of -inf
+  static constexpr std::int32_t kMinOrder = static_cast<std::int32_t>(0xff800000u ^ 0x7fffffffu);  // of -inf
   static constexpr int kRadixBits = 8, kRadix = 1 << kRadixBits, kDigits = 4;
 
   static std::int64_t capacity(std::int64_t n, std::int64_t keys) {
@@ -89,7 +89,7 @@ class Topk {
   }
 
   [[gnu::noinline]] void add_lanes(IntLanes order, IntLanes position, IntLanes valid) {
-    append_lanes(order, position, valid & (order > least_), count_);
+    append_lanes(order, position, valid & (order > min_order_), count_);
     if (count_ + kLanes > capacity_) prune();
   }
 
@@ -113,27 +113,27 @@ class Topk {
   [[gnu::noinline]] void prune() {
     if (count_ <= n_) return;
     for (int i = 0; i < kLanes; ++i) order_[count_ + i] = INT32_MIN;  // lower than every score: pads the last vector
-    std::int64_t low = least_, high = INT32_MAX;                      // bounds of the n-th largest
+    std::int64_t low = min_order_, high = INT32_MAX;                  // bounds of the n-th largest
     while (low < high) {
       const std::int64_t middle = low + (high - low + 1) / 2;
       if (count_from(static_cast<std::int32_t>(middle)) >= n_) low = middle;
       else high = middle - 1;
     }
-    least_ = static_cast<std::int32_t>(low), least_score_ = score_of(least_);
+    min_order_ = static_cast<std::int32_t>(low), min_score_ = score_of(min_order_);
     // All larger scores stay, and as many of the equal ones as fit, lowest positions first.
-    std::int64_t equal = n_ - (low < INT32_MAX ? count_from(least_ + 1) : 0), kept = 0, i = 0;
+    std::int64_t equal = n_ - (low < INT32_MAX ? count_from(min_order_ + 1) : 0), kept = 0, i = 0;
     for (; equal > 0; i += kLanes) {
       const IntLanes order = load_lanes(order_ + i), position = load_lanes(position_ + i);
-      IntLanes selected = order >= least_;
-      std::int64_t here = -sum_of(order == least_);
+      IntLanes selected = order >= min_order_;
+      std::int64_t here = -sum_of(order == min_order_);
       for (int lane = kLanes - 1; here > equal; --lane)
-        if (order[lane] == least_) selected[lane] = 0, --here;
+        if (order[lane] == min_order_) selected[lane] = 0, --here;
       equal -= here;
       append_lanes(order, position, selected, kept);
     }
     for (; i < count_; i += kLanes) {
       const IntLanes order = load_lanes(order_ + i);
-      append_lanes(order, load_lanes(position_ + i), order > least_, kept);
+      append_lanes(order, load_lanes(position_ + i), order > min_order_, kept);
     }
     count_ = kept;
   }
@@ -166,8 +166,8 @@ class Topk {
   }
 
   std::int64_t n_, capacity_, count_ = 0;
-  std::int32_t least_ = kLeastOrder;  // scores up to this one cannot be selected
-  float least_score_ = -kInfinity;
+  std::int32_t min_order_ = kMinOrder;  // scores up to this one cannot be selected
+  float min_score_ = -kInfinity;
   std::int32_t* order_;     // of what has been collected, in the order of ...
   std::int32_t* position_;  // ... their positions
   std::uint32_t* counts_;   // [kDigits][kRadix]

@@ -102,7 +102,7 @@ struct Codes {
   // codes of 8-bit floats only.
   template <class T>
   __device__ __forceinline__ void widen_in_order(std::uint32_t x, std::uint32_t (&pairs)[kPairs]) const {
-    static_assert(std::is_same_v<T, __nv_bfloat16> || (only(kType) & kFp8Types) != 0);
+    static_assert(std::is_same_v<T, __nv_bfloat16> || (set_of(kType) & kFp8Types) != 0);
     [[maybe_unused]] const std::uint32_t odd = x >> 4;  // of i4x2
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) {

@@ -174,7 +174,7 @@ __device__ __forceinline__ void write_queries(const ComponentParams& params, con
   }
 }
 
-// A block of K or V. Units are numbered: those of K, then those of V.
+// A block of K or V, of which a thread block writes the components. Units are numbered: those of K, then those of V.
 template <class C>
 struct ComponentUnit {
   bool is_v;

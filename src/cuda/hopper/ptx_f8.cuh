@@ -41,8 +41,11 @@ __device__ inline std::uint32_t codes_of_f16(std::uint32_t two) {
 #define RAPT_TEN(tens)                                                                                      \
   "%" #tens "0,%" #tens "1,%" #tens "2,%" #tens "3,%" #tens "4,%" #tens "5,%" #tens "6,%" #tens "7,%" #tens \
   "8,%" #tens "9,"
-#define RAPT_FOUR(as, i) as(d[i]), as(d[(i) + 1]), as(d[(i) + 2]), as(d[(i) + 3])
-#define RAPT_SIXTEEN(as, i) RAPT_FOUR(as, i), RAPT_FOUR(as, (i) + 4), RAPT_FOUR(as, (i) + 8), RAPT_FOUR(as, (i) + 12)
+#define RAPT_FOUR(constraint, i) \
+  constraint(d[i]), constraint(d[(i) + 1]), constraint(d[(i) + 2]), constraint(d[(i) + 3])
+#define RAPT_SIXTEEN(constraint, i)                                                         \
+  RAPT_FOUR(constraint, i), RAPT_FOUR(constraint, (i) + 4), RAPT_FOUR(constraint, (i) + 8), \
+      RAPT_FOUR(constraint, (i) + 12)
 #define RAPT_WGMMA(shape, sums, names, operands, flag) \
   "{\n.reg .pred add;\nsetp.ne.b32 add, %" #flag       \
   ", 0;\n"                                             \

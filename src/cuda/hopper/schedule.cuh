@@ -75,7 +75,7 @@ struct TileScheduler {
   __device__ bool next(TileExtent& tile, KeyBounds32& keys) {
     const AttentionParams& p = grid.p;
     const auto all = static_cast<unsigned>(
-        C::kSplit && grid.has_list ? list.offsets[grid.partials.sequences] * static_cast<int>(p.hk) : grid.all);
+        C::kSplit && grid.has_list ? list.offsets[grid.partials.sequences] * static_cast<int>(p.hk) : grid.total_tiles);
     for (;; ++round) {
       const unsigned i = grid.tile_of(round);
       tile.blocks = 0;
@@ -190,14 +190,14 @@ int plan_grid(TileGrid& grid, std::int64_t key_bytes) {
     if (!short_and_many)
       grid.section = static_cast<int>(std::min<std::int64_t>(std::max(cached / full * full, full), grid.heads));
   }
-  grid.all = grid.heads * grid.tiles, grid.section_tiles = Divisor(grid.section * grid.tiles);
+  grid.total_tiles = grid.heads * grid.tiles, grid.section_tiles = Divisor(grid.section * grid.tiles);
   grid.of_section = Divisor(grid.section), grid.of_last_section = Divisor(std::max(grid.heads % grid.section, 1));
   grid.splits = Divisor(C::kSplit ? grid.partials.splits : 1), grid.hk = Divisor(p.hk), grid.group = Divisor(p.group);
   if (are_alike(p)) grid.window = KeyBounds32(p.score, sequence_of(p, p, 0), 0);
   const bool found_by_search = p.total_q >= 0 && !C::kSplit, may_be_empty = C::kSplit && !are_alike(p);
-  grid.has_list = (found_by_search || (may_be_empty && grid.all > 2 * blocks)) &&
+  grid.has_list = (found_by_search || (may_be_empty && grid.total_tiles > 2 * blocks)) &&
                   (C::kSplit ? grid.partials.sequences : p.b) <= SequenceList::kMax;
-  return std::min(blocks, grid.all);
+  return std::min(blocks, grid.total_tiles);
 }
 
 }  // namespace rapt::cuda

@@ -31,16 +31,17 @@ struct SplitRule {
 __host__ __device__ inline Splits splits_of(std::int64_t all_keys, int rows, const SplitRule& rule) {
   const auto keys = static_cast<unsigned>(all_keys), units = (keys + kSplitUnit - 1) / kSplitUnit;
   const auto max_splits = static_cast<unsigned>(rule.max_splits), max_keys = static_cast<unsigned>(rule.max_keys);
-  const auto in_splits = [&](unsigned count) { return (units + count - 1) / count * kSplitUnit; };
+  // Of `count` splits of equal length.
+  const auto keys_of_split = [&](unsigned count) { return (units + count - 1) / count * kSplitUnit; };
   if (max_keys > 0) {
     if (keys <= max_keys) return {rule.max_keys, 1};
     const unsigned count = (keys + max_keys - 1) / max_keys;
-    const unsigned even = in_splits(count < max_splits ? count : max_splits);
+    const unsigned even = keys_of_split(count < max_splits ? count : max_splits);
     return {static_cast<int>(even), static_cast<int>((keys + even - 1) / even)};
   }
-  const auto shortest = static_cast<unsigned>(clamp_to(in_splits(kMinSplits), kMinSplitKeys, kEnoughSplitKeys));
-  const unsigned even = in_splits(max_splits), least = rows <= kFewRows ? shortest : 2 * shortest;
-  const unsigned size = keys <= kEnoughSplitKeys ? kEnoughSplitKeys : even > least ? even : least;
+  const auto few_rows_min = static_cast<unsigned>(clamp_to(keys_of_split(kMinSplits), kMinSplitKeys, kEnoughSplitKeys));
+  const unsigned even = keys_of_split(max_splits), min_keys = rows <= kFewRows ? few_rows_min : 2 * few_rows_min;
+  const unsigned size = keys <= kEnoughSplitKeys ? kEnoughSplitKeys : even > min_keys ? even : min_keys;
   return {static_cast<int>(size), keys > size ? static_cast<int>((keys + size - 1) / size) : 1};
 }
 
@@ -112,8 +113,8 @@ inline std::int64_t bytes_of(const AttentionParams& p, const PartialResults& par
 inline std::size_t bytes_of(const AttentionParams& p, const PartialResults& partials) {
   const std::int64_t rows = p.total_q < 0 ? partials.rows : std::min(p.total_q * p.group, p.b * kDecodeMaxRows);
   const std::int64_t bytes = bytes_of(p, partials, rows);
-  const std::int64_t most = std::max(kMaxPartialBytes, bytes_of(p, partials, kDecodeMaxRows));
-  return static_cast<std::size_t>(p.total_q < 0 ? bytes : std::min(bytes, most));
+  const std::int64_t max_bytes = std::max(kMaxPartialBytes, bytes_of(p, partials, kDecodeMaxRows));
+  return static_cast<std::size_t>(p.total_q < 0 ? bytes : std::min(bytes, max_bytes));
 }
 
 // The partial results of a call whose kv heads have up to `splits` splits.
@@ -140,10 +141,10 @@ inline PartialResults partials_in(const AttentionParams& p, std::byte* workspace
 // Calls `launch` for each part of a call's sequences, until one fails.
 template <class Launch>
 cudaError_t for_each_part(const AttentionParams& p, PartialResults partials, Launch launch) {
-  const std::int64_t most = partials.sequences;
+  const std::int64_t max_sequences = partials.sequences;
   cudaError_t status = cudaSuccess;
-  for (; partials.first < p.b && status == cudaSuccess; partials.first += most) {
-    partials.sequences = std::min(most, p.b - partials.first);
+  for (; partials.first < p.b && status == cudaSuccess; partials.first += max_sequences) {
+    partials.sequences = std::min(max_sequences, p.b - partials.first);
     status = launch(partials);
   }
   return status;

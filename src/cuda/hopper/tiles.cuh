@@ -16,7 +16,7 @@ struct TileGrid {
   PartialResults partials;  // if C::kSplit
   int heads, tiles;
   int section;                          // heads whose tiles are interleaved, so that their K and V stay in L2
-  int all;                              // heads * tiles
+  int total_tiles;                      // heads * tiles
   Divisor section_tiles;                // section * tiles
   Divisor of_section, of_last_section;  // heads of a section; of the last section, if it has fewer
   Divisor splits, hk, group;
@@ -26,13 +26,13 @@ struct TileGrid {
   // If all sequences have the same lengths: what their rows see of keys, counted from key 0.
   KeyBounds32 window;
 
-  // The thread block's tile in a round; none if it is `all` or more. Within a section the longest tiles come first, for
-  // causal calls: from the last tile of each head on. Every other round goes backwards, so that each thread block gets
-  // as much.
+  // The thread block's tile in a round; none if it is `total_tiles` or more. Within a section the longest tiles come
+  // first, for causal calls: from the last tile of each head on. Every other round goes backwards, so that each thread
+  // block gets as much.
   __device__ unsigned tile_of(unsigned round) const {
     return round % 2 ? (round + 1) * gridDim.x - 1 - blockIdx.x : round * gridDim.x + blockIdx.x;
   }
-  __device__ bool has_tile(unsigned round) const { return tile_of(round) < static_cast<unsigned>(all); }
+  __device__ bool has_tile(unsigned round) const { return tile_of(round) < static_cast<unsigned>(total_tiles); }
   // Tile i's head, and its number within that head.
   struct HeadTile {
     int head, tile;

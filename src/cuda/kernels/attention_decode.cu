@@ -14,12 +14,12 @@ namespace {
 
 // Bytes of an element of k or v; a byte of i4x2 holds two codes.
 int bytes_of(DType kv_type) {
-  return only(kv_type) & kFloatTypes ? 2 : 1;
+  return set_of(kv_type) & kFloatTypes ? 2 : 1;
 }
 
-// Strides in units of `unit` elements.
-ShortStrides short_strides(const Strides& s, std::int64_t unit) {
-  const auto count = [&](std::int64_t stride) { return static_cast<std::uint32_t>(stride / unit); };
+// Strides in vectors of so many elements.
+ShortStrides short_strides(const Strides& s, std::int64_t vector_elements) {
+  const auto count = [&](std::int64_t stride) { return static_cast<std::uint32_t>(stride / vector_elements); };
   return {count(s.b), count(s.h), count(s.s), count(s.d)};
 }
 
@@ -49,8 +49,8 @@ DecodeOperand side_of(const void* data, DType type, const Strides& stride, std::
 bool is_simple(const AttentionParams& p, const DecodeOperand& side) {
   const std::int64_t entries = p.page_size > 0 && !p.ring ? p.page_count : p.b;
   const std::int64_t rows = p.page_size > 0 ? p.page_size : std::max(p.sk, p.total_k);
-  const auto fits = [&](const Strides& s, std::int64_t columns, std::int64_t unit) {
-    return entries * s.b + p.hk * s.h + rows * s.s + columns * s.d < unit << 32;
+  const auto fits = [&](const Strides& s, std::int64_t columns, std::int64_t vector_elements) {
+    return entries * s.b + p.hk * s.h + rows * s.s + columns * s.d < vector_elements << 32;
   };
   const Quantization& q = side.quant;
   const int element = bytes_of(p.kv_type);
@@ -61,11 +61,14 @@ bool is_simple(const AttentionParams& p, const DecodeOperand& side) {
 
 // The same of queries, which are read 8 elements at a time.
 void set_queries(const AttentionParams& p, DecodeParams& params) {
-  const std::int64_t bytes = p.q_type == DType::f32 ? 4 : p.q_type == DType::f8e4m3 ? 1 : 2, unit = 16 / bytes;
+  const std::int64_t bytes = p.q_type == DType::f32      ? 4
+                             : p.q_type == DType::f8e4m3 ? 1
+                                                         : 2,
+                     vector_elements = 16 / bytes;
   const Strides& s = p.q_stride;
   const std::int64_t end = p.b * s.b + p.hk * p.group * s.h + std::max(p.sq, p.total_q) * s.s;
-  params.of_queries = short_strides(s, unit);
-  params.vector_queries = is_vector(p.q, s, bytes) && p.d % 8 == 0 && end < unit << 32;
+  params.of_queries = short_strides(s, vector_elements);
+  params.vector_queries = is_vector(p.q, s, bytes) && p.d % 8 == 0 && end < vector_elements << 32;
 }
 
 // Whether all rows of a sequence see the same keys, whatever its length.
@@ -190,7 +193,7 @@ constexpr auto kKernels = [] {
       for (const int tiles : {1, 2}) kernels[count++] = {.kv_type = type, .head_dim = size, .row_tiles = tiles};
     for (unsigned value = 0; value < 32; ++value) {
       const auto type = static_cast<DType>(value);
-      if (!(only(type) & kCodes)) continue;
+      if (!(set_of(type) & kCodes)) continue;
       kernels[count++] = {.kv_type = type, .head_dim = size, .row_tiles = 1, .query_components = 3};
       for (const int tiles : {1, 2, 4})
         if (size < 256 || tiles < 4) kernels[count++] = {.kv_type = type, .head_dim = size, .row_tiles = tiles};

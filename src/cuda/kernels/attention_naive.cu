@@ -18,7 +18,7 @@ constexpr std::int64_t kFinishFloats = sizeof(FinalizedRow) / sizeof(float);
 struct NaiveRow {
   Head head;
   Row row;
-  FinalizedRow* finish;
+  FinalizedRow* finalized;
   float* scores;  // of the keys from head.oldest on
 
   __device__ static std::int64_t sequence(const AttentionParams& p, std::int64_t row) {
@@ -29,10 +29,10 @@ struct NaiveRow {
     return p.total_q >= 0 ? row / p.total_q : row / p.sq % (p.hk * p.group);
   }
 
-  __device__ NaiveRow(const AttentionParams& p, float* all)
+  __device__ NaiveRow(const AttentionParams& p, float* workspace)
       : head(p, sequence(p, blockIdx.x), q_head(p, blockIdx.x) / p.group),
-        finish(reinterpret_cast<FinalizedRow*>(all) + blockIdx.x),
-        scores(all + kFinishFloats * gridDim.x + blockIdx.x * p.sk) {
+        finalized(reinterpret_cast<FinalizedRow*>(workspace) + blockIdx.x),
+        scores(workspace + kFinishFloats * gridDim.x + blockIdx.x * p.sk) {
     const std::int64_t r = blockIdx.x, token = p.total_q >= 0 ? r % p.total_q - head.q_first : r % p.sq;
     row = Row(head, token, q_head(p, r));
   }
@@ -40,8 +40,8 @@ struct NaiveRow {
   __device__ bool exists() const { return row.token >= 0 && row.token < head.len_q; }
 };
 
-__global__ void attention_naive_scores(const __grid_constant__ AttentionParams p, float* all) {
-  const NaiveRow r(p, all);
+__global__ void attention_naive_scores(const __grid_constant__ AttentionParams p, float* workspace) {
+  const NaiveRow r(p, workspace);
   if (!r.exists()) return;
   const std::int64_t q = row_at(p.q_stride, r.head, r.row);
   for (std::int64_t j = r.head.oldest + threadIdx.x; j < r.head.len_k; j += kThreads) {
@@ -71,8 +71,8 @@ __device__ float reduce(float x, Combine combine) {
   return x;
 }
 
-__global__ void attention_naive_softmax(const __grid_constant__ AttentionParams p, float* all) {
-  const NaiveRow r(p, all);
+__global__ void attention_naive_softmax(const __grid_constant__ AttentionParams p, float* workspace) {
+  const NaiveRow r(p, workspace);
   if (!r.exists()) return;
   const std::int64_t n = r.head.len_k - r.head.oldest;
   float row_max = -kInfinity;
@@ -86,12 +86,12 @@ __global__ void attention_naive_softmax(const __grid_constant__ AttentionParams 
   }
   sum = reduce(sum, Sum());
   if (threadIdx.x != 0) return;
-  *r.finish = finalize_row(row_max, sum, sink_of(r.head, r.row), alibi_shift_log2(r.head, r.row));
-  if (p.lse) p.lse[row_at(p.lse_stride, r.head, r.row)] = r.finish->lse;
+  *r.finalized = finalize_row(row_max, sum, sink_of(r.head, r.row), alibi_shift_log2(r.head, r.row));
+  if (p.lse) p.lse[row_at(p.lse_stride, r.head, r.row)] = r.finalized->lse;
 }
 
-__global__ void attention_naive_values(const __grid_constant__ AttentionParams p, float* all) {
-  const NaiveRow r(p, all);
+__global__ void attention_naive_values(const __grid_constant__ AttentionParams p, float* workspace) {
+  const NaiveRow r(p, workspace);
   if (!r.exists()) return;
   for (std::int64_t i = threadIdx.x; i < p.dv; i += kThreads) {
     // In short sums: the rounding error of a sum grows with its length.
@@ -105,7 +105,7 @@ __global__ void attention_naive_values(const __grid_constant__ AttentionParams p
       }
       out += static_cast<double>(sum);
     }
-    const FinalizedRow f = *r.finish;
+    const FinalizedRow f = *r.finalized;
     const float x = f.sum == 0 ? 0.f : static_cast<float>(out) * f.root_scale * f.root_scale / f.sum;
     store(p.out, p.out_type, row_at(p.out_stride, r.head, r.row) + i * p.out_stride.d, x);
   }

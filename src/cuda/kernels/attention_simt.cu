@@ -334,7 +334,7 @@ struct Sources<true> {
 
   __device__ explicit Sources(const AttentionParams& p)
       : q{p.q, p.q_type, p.q_stride.d, p.d}, k(KvSide::of_keys(p)), v(KvSide::of_values(p)) {
-    vector = {q.is_vector(p.q_stride), has_fours(k), has_fours(v)};
+    vector = {q.is_vector(p.q_stride), allows_vectors(k), allows_vectors(v)};
   }
 };
 
@@ -434,7 +434,7 @@ cudaError_t launch(const AttentionParams& p, cudaStream_t stream, const std::uin
   const auto tiles = static_cast<unsigned>(simt_tiles(p));
   if (!fallback_rows) {
     const auto kernel =
-        (only(p.kv_type) & kFloatTypes) != 0 ? attention_simt<kChunks, false> : attention_simt<kChunks, true>;
+        (set_of(p.kv_type) & kFloatTypes) != 0 ? attention_simt<kChunks, false> : attention_simt<kChunks, true>;
     return launch_kernel(false, kernel, tiles, kThreads, 0, stream, p);
   }
   if constexpr (kChunks > 4) {

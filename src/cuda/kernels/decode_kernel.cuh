@@ -30,6 +30,7 @@ struct QueryLoader {
   const std::uint32_t q;                     // address of the rows in shared memory
   std::uint32_t bits[kThreadUnits][kWords];  // of each unit, as in memory
 
+  // The number of the thread's i-th unit among all of [kRows][kUnits].
   __device__ static unsigned unit(unsigned i) { return threadIdx.x + i * kDecodeThreads; }
   __device__ static bool exists(int i) { return kQueryUnits % kDecodeThreads == 0 || unit(i) < kQueryUnits; }
 
@@ -239,10 +240,10 @@ __device__ __forceinline__ void decode_split(const DecodeParams& params, const S
     if (C::kComponents == 1 && params.scaled_queries) softmax.scale_rows(q_scales);
     softmax.scale(p.score.scale_log2);
     if (key >= all_from && key + C::kStepKeys <= all_to) return;
-    for_each_four(softmax.s, [&](int place, float(&four)[4]) {
+    for_each_four(softmax.s, [&](int index, float(&four)[4]) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        const int row = softmax.row(place / 8 % C::kTiles, e % 2), j = key + softmax.key(place / 8 / C::kTiles, e / 2);
+        const int row = softmax.row(index / 8 % C::kTiles, e % 2), j = key + softmax.key(index / 8 / C::kTiles, e / 2);
         if (j < rows.from[row] || j >= rows.to[row]) four[e] = -kInfinity;
         else if (params.modified) four[e] = rows.finish(block.head, row, block.first_key + j, four[e]);
       }
@@ -250,9 +251,10 @@ __device__ __forceinline__ void decode_split(const DecodeParams& params, const S
   };
   while (steps.key < ring.end) steps.step(softmax, finish_scores);
   copy_wait<0>();
-  unsigned bad = 0;
-  results.store(softmax, StoredSplit{params, block}, block.split, steps.free_slot(), bad);
-  attend_fallback_rows(p, static_cast<int>(block.head.b), static_cast<int>(block.head.hk), block.row_begin + warp, bad);
+  unsigned fallback = 0;
+  results.store(softmax, StoredSplit{params, block}, block.split, steps.free_slot(), fallback);
+  attend_fallback_rows(p, static_cast<int>(block.head.b), static_cast<int>(block.head.hk), block.row_begin + warp,
+                       fallback);
 }
 
 template <class C>

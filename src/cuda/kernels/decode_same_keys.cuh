@@ -145,10 +145,10 @@ __global__ void __launch_bounds__(kDecodeThreads, C::kBlocksPerMultiprocessor)
     const auto finish_scores = [&](int key) {
       softmax.scale(params.scale_log2);
       if (key >= ring.begin && key + C::kStepKeys <= ring.end) return;
-      for_each_four(softmax.s, [&](int place, float(&four)[4]) {
+      for_each_four(softmax.s, [&](int index, float(&four)[4]) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          const int j = key + softmax.key(place / 8 / C::kTiles, e / 2);
+          const int j = key + softmax.key(index / 8 / C::kTiles, e / 2);
           if (j < ring.begin || j >= ring.end) four[e] = -kInfinity;
         }
       });

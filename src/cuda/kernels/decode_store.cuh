@@ -7,16 +7,16 @@
 
 namespace rapt::cuda {
 
-// The statistics of each warp's rows in shared memory.
+// Each warp's results in shared memory: row_max and row_sum of every row, and where its O is staged.
 template <class C>
 struct DecodeResults {
-  // O is staged in free slots of the rings, 8 rows and kWidth columns at a time.
-  static constexpr int kWidth = std::min(C::kSize, C::kTileBytes / (8 * 4)), kPasses = C::kSize / kWidth;
-  static_assert(kWidth % 32 == 0);
+  // O is staged in free slots of the rings, 8 rows and kPassColumns columns at a time.
+  static constexpr int kPassColumns = std::min(C::kSize, C::kTileBytes / (8 * 4)), kPasses = C::kSize / kPassColumns;
+  static_assert(kPassColumns % 32 == 0);
 
   alignas(16) float row_max[C::kRows][kDecodeWarps];
   alignas(16) float row_sum[C::kRows][kDecodeWarps];
-  std::uint32_t slot[kDecodeWarps];
+  std::uint32_t slot[kDecodeWarps];  // where each warp stages its O
 
   // Stores partial results or, if the call's sequences have one split each, results; then `fallback` gets a bit for
   // each of the warp's rows that is a fallback row.
@@ -38,73 +38,76 @@ struct DecodeResults {
     for (int tile = 0; tile < C::kTiles; ++tile)
 #pragma unroll
       for (int pass = 0; pass < kPasses; ++pass) {
-        constexpr int kProducts = kWidth / 16;
+        constexpr int kProducts = kPassColumns / 16;
 #pragma unroll
         for (int i = 0; i < kProducts; ++i)
 #pragma unroll
           for (int n = 0; n < 4; ++n) {
             const int product = pass * kProducts + i;
-            store4(place(free_slot, softmax.row(0, n % 2), softmax.column(product, n / 2) - pass * kWidth),
-                   __float_as_uint(softmax.o[product][tile][n]));
+            store4(
+                address_in_slot(free_slot, softmax.row(0, n % 2), softmax.column(product, n / 2) - pass * kPassColumns),
+                __float_as_uint(softmax.o[product][tile][n]));
           }
         __syncthreads();
 #pragma unroll 1
         for (int r = warp; r < 8; r += kDecodeWarps)
           if (block.row_begin + 8 * tile + r < block.row_count)
-            store_row(block, split, 8 * tile + r, pass * kWidth, fallback);
+            store_row(block, split, 8 * tile + r, pass * kPassColumns, fallback);
         __syncthreads();
       }
   }
 
  private:
-  // The address of a row's column in a slot, swizzled: a lane's two rows and its neighbours' lie in different banks.
-  __device__ static std::uint32_t place(std::uint32_t slot, int row, int column) {
-    return slot + 4 * (row * kWidth + (column ^ row / 2 * 8));
+  // Swizzled: a lane's two rows and its neighbours' lie in different banks.
+  __device__ static std::uint32_t address_in_slot(std::uint32_t slot, int row, int column) {
+    return slot + 4 * (row * kPassColumns + (column ^ row / 2 * 8));
   }
-  // Stores columns [first, first + kWidth) of the block's row r, by a warp.
+  // Combines the warps' results of columns [first_column, first_column + kPassColumns) of the block's row r, and stores
+  // them, by a warp.
   template <class Block>
-  __device__ __forceinline__ void store_row(const Block& block, int split, int r, int first, unsigned& fallback) const {
+  __device__ __forceinline__ void store_row(const Block& block, int split, int r, int first_column,
+                                            unsigned& fallback) const {
     const DecodeParams& params = block.params;
     const AttentionParams& p = params.p;
     const int lane = threadIdx.x % 32, row = block.row_begin + r, dv = static_cast<int>(p.dv);
     RowSums sums = {-kInfinity, 0};
-    float factor[kDecodeWarps];
+    float rescale[kDecodeWarps];  // factors of the warps' sums
 #pragma unroll
     for (int w = 0; w < kDecodeWarps; ++w) sums.row_max = fmaxf(sums.row_max, row_max[r][w]);
 #pragma unroll
     for (int w = 0; w < kDecodeWarps; ++w) {
-      factor[w] = rescale_factor(row_max[r][w], sums.row_max);
-      sums.row_sum = fmaf(row_sum[r][w], factor[w], sums.row_sum);
+      rescale[w] = rescale_factor(row_max[r][w], sums.row_max);
+      sums.row_sum = fmaf(row_sum[r][w], rescale[w], sums.row_sum);
     }
     const auto sum_columns = [&](int column) {
       sums.o = make_float4(0, 0, 0, 0);
 #pragma unroll
       for (int w = 0; w < kDecodeWarps; ++w) {
-        const float4 x = load16(place(slot[w], r % 8, column - first));
-        const auto add = [&](float& sum, float x) { sum = __fadd_rn(sum, __fmul_rn(x, factor[w])); };
+        const float4 x = load16(address_in_slot(slot[w], r % 8, column - first_column));
+        const auto add = [&](float& sum, float x) { sum = __fadd_rn(sum, __fmul_rn(x, rescale[w])); };
         add(sums.o.x, x.x), add(sums.o.y, x.y), add(sums.o.z, x.z), add(sums.o.w, x.w);
       }
     };
-    const int end = min(first + kWidth, dv);
+    const int end = min(first_column + kPassColumns, dv);
     if (params.writes_output) {
-      const RowFinalizer row_end = block.row_end(row);
+      const RowFinalizer finalizer = block.row_end(row);
       bool trusted = true;
 #pragma unroll 1
-      for (int column = first + 4 * lane; column < end; column += 128) {
+      for (int column = first_column + 4 * lane; column < end; column += 128) {
         sum_columns(column);
-        trusted &= row_end.store(p, sums, column, true);
+        trusted &= finalizer.store(p, sums, column, true);
       }
       if (!__all_sync(~0u, trusted)) fallback |= 1u << r / kDecodeWarps;
       return;
     }
-    float* const to = block.partial(row, split);
+    float* const partial = block.partial(row, split);
 #pragma unroll 1
-    for (int column = first + 4 * lane; column < end; column += 128) {
+    for (int column = first_column + 4 * lane; column < end; column += 128) {
       sum_columns(column);
-      keep16(to + column, sums.o);
+      keep16(partial + column, sums.o);
     }
-    if (first == 0 && lane < 2)  // the whole sector of 32 bytes, so that L2 need not read the rest
-      keep16(to + PartialResults::stats_offset(p) + 4 * lane,
+    if (first_column == 0 && lane < 2)  // the whole sector of 32 bytes, so that L2 need not read the rest
+      keep16(partial + PartialResults::stats_offset(p) + 4 * lane,
              lane == 0 ? make_float4(sums.row_max, sums.row_sum, 0, 0) : make_float4(0, 0, 0, 0));
   }
 };

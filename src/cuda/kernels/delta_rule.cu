@@ -168,9 +168,9 @@ cudaError_t launch_delta_rule(const DeltaRuleParams& p, cudaStream_t stream) {
            sizeof(float);
   };
   constexpr std::size_t kMaxSharedBytes = 64 << 10;  // which every GPU has
-  const int most_reads = static_cast<int>(std::min<std::int64_t>(p.reads, kMaxReads));
+  const int max_reads = static_cast<int>(std::min<std::int64_t>(p.reads, kMaxReads));
   int warps = kMaxWarps;
-  while (warps > 1 && (warps / 2 * config.warp_columns() >= p.dv || shared_bytes(warps, most_reads) > kMaxSharedBytes))
+  while (warps > 1 && (warps / 2 * config.warp_columns() >= p.dv || shared_bytes(warps, max_reads) > kMaxSharedBytes))
     warps /= 2;
   const int columns = warps * config.warp_columns();
   const dim3 blocks(static_cast<unsigned>(ceil_div(p.dv, columns)), static_cast<unsigned>(std::min(p.h, kMaxBlocks)),

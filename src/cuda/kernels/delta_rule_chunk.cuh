@@ -62,15 +62,15 @@ __device__ __forceinline__ float max_or_nan(float x, float y) {
   return z;
 }
 
-// The log2 of decays, from g of two channels a token; NaN stays. Below kLeastDecay 2^x is 0, even beside the growth
+// The log2 of decays, from g of two channels a token; NaN stays. Below kMinDecay 2^x is 0, even beside the growth
 // that products take.
-constexpr float kLeastDecay = -144;
+constexpr float kMinDecay = -144;
 template <int kTokens>
 __device__ __forceinline__ void log2_decays(const DeltaHead& head, const float (&bias)[2], float2 (&g)[kTokens]) {
   const auto each = [&](const auto& of) {
 #pragma unroll
     for (float2& pair : g)
-      pair = make_float2(max_or_nan(of(pair.x, bias[0]), kLeastDecay), max_or_nan(of(pair.y, bias[1]), kLeastDecay));
+      pair = make_float2(max_or_nan(of(pair.x, bias[0]), kMinDecay), max_or_nan(of(pair.y, bias[1]), kMinDecay));
   };
   const DeltaRuleParams& p = head.p;
   if (!p.gate) {

@@ -14,9 +14,9 @@ namespace rapt::cuda {
 
 // What half a chunk's products take, in units of log 2. With decays past 2^-64 rows of small numbers would lose digits,
 // which bf16 has down to 2^-126.
-constexpr float kMostGrowth = 7, kMostDecay = 64;
+constexpr float kMaxGrowth = 7, kMaxDecay = 64;
 // The largest A, so that of (I + A)^-1 nothing is larger than 17^15; P; and beta.
-constexpr float kMostInteraction = 16, kMostWeight = 0x1p60f, kMostBeta = 0x1p60f;
+constexpr float kMaxInteraction = 16, kMaxWeight = 0x1p60f, kMaxBeta = 0x1p60f;
 
 // A barrier of the warpgroup; whether `is` holds in any of its threads.
 __device__ inline bool any_of_warpgroup(int barrier, bool is) {
@@ -153,7 +153,7 @@ class ChunkFactors {
   __device__ unsigned make_products(const Record& record, int rows) {
     beta_now_ = lane_ % 16 < rows ? (beta_ && p_.has_delta ? head_.beta(beta_own_.one(beta_.type)) : 1.f) : 0.f;
     unsigned found = 0;  // rows: strong ones, and those to leave out in the upper half
-    if (const unsigned out = __ballot_sync(~0u, !(abs_of(beta_now_) <= kMostBeta))) found = out << 16;
+    if (const unsigned out = __ballot_sync(~0u, !(abs_of(beta_now_) <= kMaxBeta))) found = out << 16;
     if (warp_ < Memory::kWarps) found |= write_rows(record, rows);
     if (lane_ == 0) store4(memory_.found() + warp_ * 4, found);
     if (any_of_warpgroup(barrier_, found != 0)) {
@@ -241,21 +241,21 @@ class ChunkFactors {
       for (int r = 0; r < kHalf; ++r)
         if (kHalf * half_ + r >= rows) g[r] = make_float2(0, 0);
     }
-    float most = 0;
+    float max_g = 0;
 #pragma unroll
     for (int r = 0; r < kHalf; ++r) {
       m_[r][0] = r > 0 ? m_[r - 1][0] + g[r].x : g[r].x, m_[r][1] = r > 0 ? m_[r - 1][1] + g[r].y : g[r].y;
-      most = fmaxf(most, fmaxf(g[r].x, g[r].y));
+      max_g = fmaxf(max_g, fmaxf(g[r].x, g[r].y));
     }
     const float(&sum)[2] = m_[kHalf - 1];
     unsigned found = 0;
     // Without growth the sum is the least.
-    const bool is_usual = most <= 0 && sum[0] >= -kMostDecay && sum[1] >= -kMostDecay;
-    const bool all_usual = __all_sync(~0u, is_usual);
-    if (!all_usual) found = __reduce_or_sync(~0u, find_rows(g));
+    const bool in_range = max_g <= 0 && sum[0] >= -kMaxDecay && sum[1] >= -kMaxDecay;
+    const bool all_in_range = __all_sync(~0u, in_range);
+    if (!all_in_range) found = __reduce_or_sync(~0u, find_rows(g));
     if (p_.l2norm) sum_squares();
-    if (all_usual) write_products<false>(record, is_usual);
-    else write_products<true>(record, is_usual);
+    if (all_in_range) write_products<false>(record, in_range);
+    else write_products<true>(record, in_range);
     __syncwarp();
     multiply_rows(record);
     return found;
@@ -269,15 +269,14 @@ class ChunkFactors {
       const int row = kHalf * half_ + r;
       growth[0] += g[r].x > 0 ? g[r].x : 0, growth[1] += g[r].y > 0 ? g[r].y : 0;
       sum[0] += g[r].x, sum[1] += g[r].y;
-      if (sum[0] < -kMostDecay || sum[1] < -kMostDecay) found |= 1u << row;
-      if (growth[0] > kMostGrowth || growth[1] > kMostGrowth || isnan(sum[0]) || isnan(sum[1]))
-        found |= 1u << (16 + row);
+      if (sum[0] < -kMaxDecay || sum[1] < -kMaxDecay) found |= 1u << row;
+      if (growth[0] > kMaxGrowth || growth[1] > kMaxGrowth || isnan(sum[0]) || isnan(sum[1])) found |= 1u << (16 + row);
     }
     return found;
   }
 
   template <bool kStrong>
-  __device__ void write_products(const Record& record, bool is_usual) const {
+  __device__ void write_products(const Record& record, bool in_range) const {
     const float(&sum)[2] = m_[kHalf - 1];
     const float total[] = {exp2_approx(sum[0]), exp2_approx(sum[1])};
     const float other[] = {__shfl_xor_sync(~0u, total[0], 16), __shfl_xor_sync(~0u, total[1], 16)};
@@ -299,7 +298,7 @@ class ChunkFactors {
       for (int i = 0; i < 2; ++i) {
         from_start[i] = exp2_approx(m_[r][i]), to_start[i] = exp2_approx(-m_[r][i]);
         to_end[i] = total[i] * to_start[i];
-        if (kStrong && !is_usual) to_end[i] = exp2_approx(sum[i] - m_[r][i]);
+        if (kStrong && !in_range) to_end[i] = exp2_approx(sum[i] - m_[r][i]);
         const float key = i == 0 ? k.x : k.y;
         start_k[i] = from_start[i] * key, start_q[i] = from_start[i] * (i == 0 ? q.x : q.y), end_k[i] = to_end[i] * key;
       }
@@ -423,7 +422,7 @@ class ChunkFactors {
     for (int i = 0; i < 2; ++i) {
       if (column + i >= row || !p_.has_delta) a[i] = 0;
       if (column + i > row) p[i] = 0;
-      is_in[0] &= abs_of(a[i]) <= kMostInteraction, is_in[1] &= abs_of(p[i]) <= kMostWeight;
+      is_in[0] &= abs_of(a[i]) <= kMaxInteraction, is_in[1] &= abs_of(p[i]) <= kMaxWeight;
     }
     store8(memory_.interactions() + (row * kChunk + column) * 4, a[0], a[1]);
     const std::uint32_t at = record.weights() + (row * kChunk + column) * 2;

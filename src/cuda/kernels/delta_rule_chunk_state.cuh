@@ -293,7 +293,7 @@ class ChunkState {
       const bool of_channel = p_.decay == Decay::channel;
       const float g = cuda::load(g_rows.first, g_rows.type, of_channel ? c * g_rows.stride : 0),
                   log2 = log2_decay(head, g, head.bias(of_channel ? c : 0));
-      return exp2_approx(log2 > kMostLog2 ? kMostLog2 : log2);
+      return exp2_approx(log2 > kMaxLog2 ? kMaxLog2 : log2);
     };
     float x[2] = {}, y[2] = {}, u[2];
     for_each_four(s_, [&](int j, float(&s)[4]) {
@@ -326,7 +326,7 @@ class ChunkState {
                     out_offset_ + token * p_.out.stride.s + column * p_.out.stride.d, out);
     }
   }
-  static constexpr float kMostLog2 = 88.02f * kLog2e;  // what decays stay at
+  static constexpr float kMaxLog2 = 88.02f * kLog2e;  // what decays stay at
 
   const DeltaRuleParams& p_;
   const std::int64_t b_, h_, first_, count_;

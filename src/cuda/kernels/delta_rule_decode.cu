@@ -16,29 +16,32 @@ namespace {
 
 constexpr int kColumns = 4;  // of a lane
 
-struct Config {
+// Template parameters of a kernel.
+struct DeltaRuleDecodeConfig {
   int d;  // rows of a state, padded
   bool channel_decay;
-  bool keys_first, bf16;  // a state is [d, dv], not [dv, d]; its type
-  friend constexpr bool operator==(const Config&, const Config&) = default;
+  bool keys_first;  // a state is [d, dv], not [dv, d]
+  bool bf16;        // its type; else fp32
+  friend constexpr bool operator==(const DeltaRuleDecodeConfig&, const DeltaRuleDecodeConfig&) = default;
 };
 
 constexpr auto kConfigs = [] {
-  std::array<Config, 16> all{};
+  std::array<DeltaRuleDecodeConfig, 16> all{};
   for (unsigned i = 0; i < all.size(); ++i) all[i] = {i & 1 ? 64 : 128, (i & 2) != 0, (i & 4) != 0, (i & 8) != 0};
   return all;
 }();
 
 template <int kD, bool kChannelDecay, bool kKeysFirst, bool kBf16>
-__global__ void __launch_bounds__(256, 3) delta_rule_decode(const __grid_constant__ DeltaRuleParams p, int bytes) {
+__global__ void __launch_bounds__(256, 3)
+    delta_rule_decode(const __grid_constant__ DeltaRuleParams p, int state_bytes) {
   constexpr DeltaRuleConfig kLanesConfig{kD, kColumns, kChannelDecay};
-  constexpr int kLanes = kLanesConfig.lanes(), kRuns = kLanesConfig.rows() / 4;
+  constexpr int kLanes = kLanesConfig.lanes(), kRuns = kLanesConfig.rows() / 4;  // of 4 rows
   // Lanes that lie side by side read neighbours, whichever way a state lies.
   constexpr int kStep = kKeysFirst ? 32 / kLanes : 1;
   using Element = std::conditional_t<kBf16, __nv_bfloat16, float>;
   extern __shared__ __align__(128) std::byte shared[];
   auto* const state = reinterpret_cast<Element*>(shared);
-  const Record<kLanesConfig> token{reinterpret_cast<float*>(shared + bytes)};
+  const Record<kLanesConfig> token{reinterpret_cast<float*>(shared + state_bytes)};
   const int columns = blockDim.x / 32 * kLanesConfig.warp_columns(), d = static_cast<int>(p.d),
             dv = static_cast<int>(p.dv);
   const std::uint32_t barrier = shared_address(token.at + kLanesConfig.record_size(1, columns));
@@ -47,8 +50,8 @@ __global__ void __launch_bounds__(256, 3) delta_rule_decode(const __grid_constan
     barrier_init(barrier, 1);
     fence_barrier_init();
     if (from >= 0) {
-      barrier_arrive_expecting(barrier, bytes);
-      bulk_load(shared_address(state), static_cast<const Element*>(p.initial.data) + p.initial.at(from, h), bytes,
+      barrier_arrive_expecting(barrier, state_bytes);
+      bulk_load(shared_address(state), static_cast<const Element*>(p.initial.data) + p.initial.at(from, h), state_bytes,
                 barrier, false);
     }
   }
@@ -62,12 +65,14 @@ __global__ void __launch_bounds__(256, 3) delta_rule_decode(const __grid_constan
   if (from >= 0) barrier_wait(barrier, 0);
 
   if (range.count > 0) {
-    const int lane = threadIdx.x % 32, place = lane / kStep % kLanes, group = kKeysFirst ? lane % kStep : lane / kLanes;
-    const int column = (static_cast<int>(threadIdx.x) / 32 * (32 / kLanes) + group) * kColumns;
-    const int mine = column + my_column<kLanes, kStep, kColumns>();
-    const auto row_of = [&](int m) { return 4 * (kLanes * m + place); };
+    // kLanes lanes share kColumns columns, from `column` on. Each has some of their rows, and at last one column's sum.
+    const int lane = threadIdx.x % 32, row_lane = lane / kStep % kLanes;
+    const int column_group = kKeysFirst ? lane % kStep : lane / kLanes;
+    const int column = (static_cast<int>(threadIdx.x) / 32 * (32 / kLanes) + column_group) * kColumns;
+    const int own_column = column + my_column<kLanes, kStep, kColumns>();
+    const auto row_of = [&](int m) { return 4 * (kLanes * m + row_lane); };
     const auto four = [&](const float* row, int m) { return *reinterpret_cast<const float4*>(row + row_of(m)); };
-    const float decay = token.scalars(1)[0], beta = token.scalars(1)[1], v = token.v(1)[mine];
+    const float decay = token.scalars(1)[0], beta = token.scalars(1)[1], v = token.v(1)[own_column];
     const auto decays = [&](int m) {
       return kLanesConfig.channel_decay ? four(token.decay(), m) : make_float4(decay, decay, decay, decay);
     };
@@ -81,7 +86,7 @@ __global__ void __launch_bounds__(256, 3) delta_rule_decode(const __grid_constan
       move(std::false_type(), run, m);
       return run;
     };
-    float x[kColumns] = {}, y[kColumns] = {}, u[kColumns];
+    float x[kColumns] = {}, y[kColumns] = {}, u[kColumns];  // of S^T k and S^T q; what the token writes
 #pragma unroll
     for (int m = 0; m < kRuns; ++m) load(m).decay_and_predict(decays(m), four(token.k(), m), x);
     spread_columns<kLanes, kStep>(p.has_delta ? beta * (v - sum_of_columns<kLanes, kStep>(x)) : v, u);
@@ -95,14 +100,15 @@ __global__ void __launch_bounds__(256, 3) delta_rule_decode(const __grid_constan
       move(std::true_type(), run, m);
     }
     const float out = sum_of_columns<kLanes, kStep>(y);
-    const std::int64_t at = token_at(p.out.stride, p.begin ? 0 : b, range.first, h) + mine * p.out.stride.d;
-    if (place % (kLanes / kColumns) == 0 && mine < dv) store(const_cast<void*>(p.out.data), p.out.type, at, out);
+    const std::int64_t at = token_at(p.out.stride, p.begin ? 0 : b, range.first, h) + own_column * p.out.stride.d;
+    if (row_lane % (kLanes / kColumns) == 0 && own_column < dv)
+      store(const_cast<void*>(p.out.data), p.out.type, at, out);
   }
   const std::int64_t to = p.final ? slot_of(p, b, 0) : -1;
   fence_async_proxy();
   __syncthreads();
   if (threadIdx.x != 0 || to < 0) return;
-  bulk_store(static_cast<Element*>(p.final.data) + p.final.at(to, h), shared_address(state), bytes);
+  bulk_store(static_cast<Element*>(p.final.data) + p.final.at(to, h), shared_address(state), state_bytes);
   tma_store_commit();
   tma_store_wait_read();
 }
@@ -112,19 +118,21 @@ __global__ void __launch_bounds__(256, 3) delta_rule_decode(const __grid_constan
 cudaError_t launch_delta_rule_decode(const DeltaRuleParams& p, cudaStream_t stream) {
   if (p.b == 0 || p.h == 0) return cudaSuccess;
   const StateRows& rows = p.final ? p.final : p.initial;
-  const Config config{p.d <= 64 ? 64 : 128, p.decay == Decay::channel, rows.dv_stride == 1, rows.type == DType::bf16};
+  const DeltaRuleDecodeConfig config{p.d <= 64 ? 64 : 128, p.decay == Decay::channel, rows.dv_stride == 1,
+                                     rows.type == DType::bf16};
   const DeltaRuleConfig lanes{config.d, kColumns, config.channel_decay};
-  const int bytes = static_cast<int>(p.d * p.dv) * (config.bf16 ? 2 : 4), columns_of_warp = lanes.warp_columns();
+  const int state_bytes = static_cast<int>(p.d * p.dv) * (config.bf16 ? 2 : 4), columns_of_warp = lanes.warp_columns();
   int warps = 4;  // which is enough to prepare a token
   while (warps * columns_of_warp < p.dv) warps *= 2;
   const dim3 blocks(static_cast<unsigned>(p.h), static_cast<unsigned>(p.b));
   return launch_one_of<kConfigs>(config, [&](auto index) {
-    constexpr Config kConfig = kConfigs[index];
-    const int numbers = lanes.record_size(1, warps * columns_of_warp) + 4;
+    constexpr DeltaRuleDecodeConfig kConfig = kConfigs[index];
+    const int token_floats = lanes.record_size(1, warps * columns_of_warp) + 4;
     return launch_clusters(
         1, false, delta_rule_decode<kConfig.d, kConfig.channel_decay, kConfig.keys_first, kConfig.bf16>, blocks,
         static_cast<unsigned>(32 * warps),
-        static_cast<std::size_t>(bytes) + static_cast<std::size_t>(numbers) * sizeof(float), stream, p, bytes);
+        static_cast<std::size_t>(state_bytes) + static_cast<std::size_t>(token_floats) * sizeof(float), stream, p,
+        state_bytes);
   });
 }
 

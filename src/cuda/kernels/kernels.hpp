@@ -19,7 +19,7 @@ namespace rapt::cuda {
 
 // Whether keys and values are codes.
 inline bool is_quantized(const AttentionParams& params) {
-  return (only(params.kv_type) & kFloatTypes) == 0;
+  return (set_of(params.kv_type) & kFloatTypes) == 0;
 }
 
 // attention_simt: fp32 arithmetic on ordinary cores, online softmax in tiles of 64 rows by 64 keys, of any types.
@@ -111,7 +111,7 @@ inline constexpr std::int64_t kDeltaRulePrefillColumns = 64;  // of a state, tha
 inline constexpr KernelFacts kDeltaRulePrefillFacts = {.operation = Operation::delta_rule,
                                                        .phase = Phase::prefill,
                                                        .arithmetic = "bf16",
-                                                       .dtypes = only(DType::bf16),
+                                                       .dtypes = set_of(DType::bf16),
                                                        .max_head_dim = 128,
                                                        .max_value_head_dim = 128};
 cudaError_t launch_delta_rule(const DeltaRuleParams& params, cudaStream_t stream);

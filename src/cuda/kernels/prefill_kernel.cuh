@@ -252,7 +252,7 @@ cudaError_t launch_queued(PrefillParams& params, cudaStream_t stream) {
   params.writes_output = C::kSplit && writes_output_directly(params.p, params.partials);
   // Only where all clusters fit at once: a cluster starts when all of its thread blocks have room.
   params.combines_in_cluster = C::kSplit && params.p.total_q < 0 && !params.writes_output &&
-                               splits <= kMaxCombineCluster && 2 * params.all <= multiprocessors();
+                               splits <= kMaxCombineCluster && 2 * params.total_tiles <= multiprocessors();
   return launch_clusters(params.combines_in_cluster ? splits : 1, params.overlap_previous, attention_prefill<C>, blocks,
                          C::kThreads, C::kSharedBytes + SequenceList::bytes(params), stream, params);
 }

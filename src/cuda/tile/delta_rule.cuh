@@ -120,13 +120,13 @@ struct HeadRows {
 struct DeltaHead {
   const DeltaRuleParams& p;
   std::int64_t h;
-  float rate = 1;  // of the gate; finite, so that a gate of 0 stays 0
+  float rate = 1;  // of the gate: exp(a_log), but finite, so that a gate of 0 stays 0
 
   __device__ DeltaHead(const DeltaRuleParams& params, std::int64_t head) : p(params), h(head) {
     if (!p.a_log) return;
     constexpr float kMax = 0x1.fffffep127f;
-    const float given = expf(p.a_log[h * p.a_log_stride]);
-    rate = given > kMax ? kMax : given;  // NaN stays
+    const float exp_a_log = expf(p.a_log[h * p.a_log_stride]);
+    rate = exp_a_log > kMax ? kMax : exp_a_log;  // NaN stays
   }
 
   __device__ float bias(int c) const {

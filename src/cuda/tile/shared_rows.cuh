@@ -100,7 +100,7 @@ struct Fetch {
 };
 
 // Whether codes can be read four at a time, of one group each.
-__device__ inline bool has_fours(const KvSide& x) {
+__device__ inline bool allows_vectors(const KvSide& x) {
   const std::int64_t bytes = x.type == DType::i4x2 ? 2 : 4;
   return x.stride.d == 1 && (x.stride.b | x.stride.h | x.stride.s) % bytes == 0 && (x.codes | x.quant.group) % 4 == 0 &&
          reinterpret_cast<std::uintptr_t>(x.data) % bytes == 0;

@@ -372,7 +372,7 @@ void Op::set_scalars(const C& c, Args& args) {
 }
 
 Needs needs_of(const AppendKvProblem& p) {
-  return {only(p.kv_dtype), p.d, p.dv};
+  return {set_of(p.kv_dtype), p.d, p.dv};
 }
 
 }  // namespace rapt

@@ -129,7 +129,7 @@ class AttentionEntry final : public CpuEntry {
  public:
   // `all` are those of the operation in the order that dispatch tries them; `candidate` is one of them.
   AttentionEntry(const AttentionCandidate& candidate, AttentionCandidates all)
-      : CpuEntry(candidate.kernel->facts, *candidate.built), candidate_(candidate), all_(all) {}
+      : CpuEntry(candidate.kernel->facts, *candidate.support), candidate_(candidate), all_(all) {}
 
   std::string_view refuse(const Problem& problem, const Context::Impl& context) const override {
     return cpu::refuse(candidate_, std::get<AttentionProblem>(problem), all_, context);
@@ -153,7 +153,7 @@ class AttentionEntry final : public CpuEntry {
     const std::span<const SequenceWork> all = work_list(plan, params, list);
     if (all.empty()) return;
     std::uninitialized_value_construct_n(queues, plan.threads);
-    AttentionWorkers workers{*built_.kernels,
+    AttentionWorkers workers{*support_.kernels,
                              plan,
                              params,
                              all,
@@ -185,9 +185,9 @@ void add_attention(const CpuMachine& machine, Entries& entries) {
   static const std::vector<AttentionCandidate> all = [&] {
     std::vector<AttentionCandidate> candidates;
     for (const Phase phase : {Phase::decode, Phase::prefill, Phase::naive})
-      for (const BuiltIsa& built : machine.isas)
-        for (const AttentionKernel* const* kernel = built.kernels->attention.in_order; *kernel; ++kernel)
-          if ((*kernel)->facts.phase == phase) candidates.push_back({*kernel, &built});
+      for (const IsaSupport& support : machine.isas)
+        for (const AttentionKernel* const* kernel = support.kernels->attention.in_order; *kernel; ++kernel)
+          if ((*kernel)->facts.phase == phase) candidates.push_back({*kernel, &support});
     return candidates;
   }();
   for (const AttentionCandidate& candidate : all) entries.push_back(std::make_unique<AttentionEntry>(candidate, all));

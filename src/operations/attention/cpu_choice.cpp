@@ -27,7 +27,7 @@ bool decode_is_faster(const AttentionKernel& kernel, const SequenceSize& size, b
 }
 
 bool is_quantised(const AttentionProblem& p) {
-  return (only(p.kv_dtype) & kFloatTypes) == 0;
+  return (set_of(p.kv_dtype) & kFloatTypes) == 0;
 }
 
 bool is_decode(const AttentionCandidate& candidate) {
@@ -40,13 +40,13 @@ bool is_free(const Context::Impl& context) {
 }
 
 std::string_view refuse_context(const AttentionCandidate& candidate, const Context::Impl& context) {
-  if (context.isa_forced && candidate.built->isa != *context.options.isa) return "RAPT_ISA asks for another ISA";
-  return refuse_isa(*candidate.built, context);
+  if (context.isa_forced && candidate.support->isa != *context.options.isa) return "RAPT_ISA asks for another ISA";
+  return refuse_isa(*candidate.support, context);
 }
 
 // f8e4m3 queries are widened to fp32, which not every kernel takes.
 bool takes_queries(const AttentionKernel& kernel, const AttentionProblem& p) {
-  return p.q_dtype != DType::f8e4m3 || (only(DType::f32) & kernel.facts.dtypes) != 0;
+  return p.q_dtype != DType::f8e4m3 || (set_of(DType::f32) & kernel.facts.dtypes) != 0;
 }
 
 // Whether the kernel takes these groups, zeros and tails of quantised keys and values.
@@ -54,16 +54,16 @@ bool takes_cache(const AttentionKernel& kernel, const AttentionProblem& p) {
   const std::int64_t multiple = kernel.group_multiple;
   if (multiple == 0) return true;
   const auto takes = [&](std::int64_t groups, std::int64_t n) { return groups <= 1 || n / groups % multiple == 0; };
-  const bool takes_tail =
-      p.k_tail == 0 || (only(p.k_tail_dtype) & kernel.facts.dtypes && p.k_tail % multiple == 0 && p.d % multiple == 0);
+  const bool takes_tail = p.k_tail == 0 || (set_of(p.k_tail_dtype) & kernel.facts.dtypes && p.k_tail % multiple == 0 &&
+                                            p.d % multiple == 0);
   return !p.zeros && takes_tail && takes(p.k_groups, p.d - p.k_tail) && takes(p.v_groups, p.dv);
 }
 
 // Whether the kernel takes the types on this machine and in this context, whatever the sizes.
 bool is_usable(const AttentionCandidate& candidate, const AttentionProblem& p, const Context::Impl& context) {
   const AttentionKernel& kernel = *candidate.kernel;
-  return candidate.built->unusable.empty() && refuse_context(candidate, context).empty() &&
-         ((only(p.q_dtype) | only(p.kv_dtype)) & ~kernel.facts.dtypes) == 0 &&
+  return candidate.support->unusable.empty() && refuse_context(candidate, context).empty() &&
+         ((set_of(p.q_dtype) | set_of(p.kv_dtype)) & ~kernel.facts.dtypes) == 0 &&
          (p.k_tail == 0 || kernel.facts.key_tail) && takes_queries(kernel, p) && takes_cache(kernel, p);
 }
 
@@ -72,7 +72,7 @@ template <class Wanted>
 const AttentionCandidate* first_usable(AttentionCandidates all, const AttentionProblem& p, const Context::Impl& context,
                                        const Wanted& wanted) {
   for (const AttentionCandidate& other : all)
-    if (!other.kernel->facts.opt_in && !other.built->opt_in && is_usable(other, p, context) && wanted(other))
+    if (!other.kernel->facts.opt_in && !other.support->opt_in && is_usable(other, p, context) && wanted(other))
       return &other;
   return nullptr;
 }
@@ -92,7 +92,7 @@ bool decode_takes(const AttentionProblem& p, std::int64_t rows, AttentionCandida
 }
 
 std::string name_of(const AttentionCandidate& candidate) {
-  return entry_name(candidate.kernel->facts, candidate.built->name);
+  return entry_name(candidate.kernel->facts, candidate.support->name);
 }
 
 }  // namespace

@@ -16,7 +16,7 @@ namespace rapt::cpu {
 // A kernel of one ISA.
 struct AttentionCandidate {
   const AttentionKernel* kernel;
-  const BuiltIsa* built;
+  const IsaSupport* support;
 };
 using AttentionCandidates = std::span<const AttentionCandidate>;  // in the order that dispatch tries them
 

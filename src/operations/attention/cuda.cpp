@@ -78,7 +78,7 @@ constexpr AttentionKernel decode(const char* name, const char* arithmetic, DType
           .facts = {.operation = Operation::attention,
                     .phase = Phase::decode,
                     .arithmetic = arithmetic,
-                    .dtypes = only(type) | kQuantizedTypes,
+                    .dtypes = set_of(type) | kQuantizedTypes,
                     .max_head_dim = kDecodeMaxHeadDim},
           .refuse = [](const AttentionParams& a) -> std::string_view {
             // Ragged ones on a device are known by their total, and no row's kernel may depend on other sequences.
@@ -99,7 +99,7 @@ constexpr AttentionKernel decode(const char* name, const char* arithmetic, DType
 // fp16 has no range for.
 template <DType kType>
 std::string_view refuse_prefill_cache(const AttentionProblem& p) {
-  if ((only(p.kv_dtype) & kQuantizedTypes) == 0) return "";
+  if ((set_of(p.kv_dtype) & kQuantizedTypes) == 0) return "";
   if (p.zeros || p.k_groups > 1 || p.v_groups > 1) return "takes scales of whole rows, without zeros";
   return kType == DType::f16 && p.v_groups > 0 ? "takes no scales of values, which fp16 may lack the range for" : "";
 }
@@ -111,7 +111,7 @@ constexpr AttentionKernel prefill(const char* name, const char* arithmetic) {
           .facts = {.operation = Operation::attention,
                     .phase = Phase::prefill,
                     .arithmetic = arithmetic,
-                    .dtypes = only(kType) | kQuantizedTypes,
+                    .dtypes = set_of(kType) | kQuantizedTypes,
                     .max_head_dim = kPrefillMaxHeadDim},
           .refuse = [](const AttentionParams& a) -> std::string_view {
             return prefill_can_count(a) && splits_can_be_counted(a)
@@ -142,7 +142,7 @@ constexpr AttentionKernel kPrefillF8 = {
     .facts = {.operation = Operation::attention,
               .phase = Phase::prefill,
               .arithmetic = "f8e4m3",
-              .dtypes = only(DType::f8e4m3),
+              .dtypes = set_of(DType::f8e4m3),
               .opt_in = "its weights are rounded to f8e4m3, which has bounds of its own",
               .min_head_dim = kPrefillF8MinHeadDim,
               .max_head_dim = kPrefillF8MaxHeadDim},
@@ -172,7 +172,7 @@ constexpr AttentionKernel latent(const char* name, const char* arithmetic, DType
           .facts = {.operation = Operation::attention,
                     .phase = Phase::all,
                     .arithmetic = arithmetic,
-                    .dtypes = only(type),
+                    .dtypes = set_of(type),
                     .block_q = kLatentRows,
                     .block_k = kLatentKeys,
                     .max_head_dim = kLatentMaxHeadDim,
@@ -205,7 +205,7 @@ constexpr AttentionKernel kKernels[] = {
      .facts = {.operation = Operation::attention,
                .phase = Phase::prefill,
                .arithmetic = "f16x3",
-               .dtypes = only(DType::f32),
+               .dtypes = set_of(DType::f32),
                .min_head_dim = kPrefillF32MinHeadDim,
                .max_head_dim = kPrefillMaxHeadDim},
      .refuse = [](const AttentionParams& a) -> std::string_view {
@@ -280,7 +280,7 @@ class AttentionEntry final : public DeviceEntry {
     if (!reason.empty()) return reason;
     if (attention.q_dtype == DType::f8e4m3 && kernel_.f8_queries != F8Queries::any) {
       if (kernel_.f8_queries == F8Queries::none) return "takes no f8e4m3 queries";
-      if (only(attention.kv_dtype) & kFloatTypes) return "takes f8e4m3 queries over quantised keys only";
+      if (set_of(attention.kv_dtype) & kFloatTypes) return "takes f8e4m3 queries over quantised keys only";
     }
     if (kernel_.refuse_problem) reason = kernel_.refuse_problem(attention);
     if (!reason.empty()) return reason;

@@ -23,7 +23,7 @@ struct AttentionShape {
   bool modified;        // scores need more than a scale
 
   std::int64_t rows() const { return sq * group; }  // of a sequence and kv head
-  bool quantized() const { return (only(kv_type) & kFloatTypes) == 0; }
+  bool quantized() const { return (set_of(kv_type) & kFloatTypes) == 0; }
 };
 AttentionShape shape_of(const AttentionParams& params);
 AttentionShape shape_of(const AttentionProblem& problem);

@@ -111,7 +111,7 @@ std::vector<int64_t> AttentionRow::kv_index(int64_t j, int64_t c) const {
   return {block_of(p_, entry_, j), head, row_in_block(p_, j), c};
 }
 
-void AttentionRow::note(Stage stage, double value, std::vector<int64_t> index) {
+void AttentionRow::note_not_finite(Stage stage, double value, std::vector<int64_t> index) {
   if (stage < first.stage) first = {stage, std::move(index), value};
 }
 
@@ -122,7 +122,7 @@ void AttentionRow::read_query() {
     q_[static_cast<std::size_t>(i)] = static_cast<double>(element_of(row, p_.q_type, p_.q_stride.d, i));
   for (std::size_t i = 0; i < q_.size(); ++i) {
     if (std::isfinite(q_[i])) continue;
-    note(Stage::q, q_[i], index(static_cast<int64_t>(i)));
+    note_not_finite(Stage::q, q_[i], index(static_cast<int64_t>(i)));
     break;
   }
   if (!p_.q_scale) return;
@@ -132,7 +132,7 @@ void AttentionRow::read_query() {
     std::vector<int64_t> at = index(0);
     if ((p_.q_begin ? s.s : s.b) == 0) at[0] = 0;
     if (!p_.q_begin && s.s == 0) at[2] = 0;
-    note(Stage::q_scale, scale, at);
+    note_not_finite(Stage::q_scale, scale, at);
   }
   is_bounded = is_bounded && is_in_range_of_codes(std::abs(scale));
   for (double& x : q_) x *= scale, is_bounded = is_bounded && is_in_range_of_codes(std::abs(x));
@@ -152,7 +152,7 @@ void AttentionRow::read_row(const Side& side, int64_t j) {
       const auto x = static_cast<double>(element_of(codes, dtype, side.stride.d, i));
       const auto at = static_cast<std::size_t>(i);
       row_[at] = x, magnitude_[at] = std::abs(x);
-      if (!std::isfinite(x)) note(side.stage, x, kv_index(j, i));
+      if (!std::isfinite(x)) note_not_finite(side.stage, x, kv_index(j, i));
     }
   });
   if (side.quant.scale) {
@@ -165,8 +165,8 @@ void AttentionRow::read_row(const Side& side, int64_t j) {
       if (const int64_t group = i / side.quant.group; i % side.quant.group == 0) {
         scale = static_cast<double>(element_of(scales, DType::f32, side.quant.scale_stride.d, group));
         if (zeros) zero = static_cast<double>(element_of(zeros, DType::f32, side.quant.zero_stride.d, group));
-        if (!std::isfinite(scale)) note(next(1), scale, broadcast_index(side.scale, kv_index(j, group)));
-        if (!std::isfinite(zero)) note(next(2), zero, broadcast_index(side.zero, kv_index(j, group)));
+        if (!std::isfinite(scale)) note_not_finite(next(1), scale, broadcast_index(side.scale, kv_index(j, group)));
+        if (!std::isfinite(zero)) note_not_finite(next(2), zero, broadcast_index(side.zero, kv_index(j, group)));
         is_bounded = is_bounded && is_in_range_of_codes(std::abs(scale));
       }
       row_[at] = (row_[at] - zero) * scale;
@@ -180,14 +180,15 @@ void AttentionRow::read_row(const Side& side, int64_t j) {
     const auto x = static_cast<double>(element_of(last, tail.type, tail.stride.d, i));
     const auto at = static_cast<std::size_t>(coded + i);
     row_[at] = x, magnitude_[at] = std::abs(x);
-    if (!std::isfinite(x)) note(Stage::k_tail, x, kv_index(j, i));
+    if (!std::isfinite(x)) note_not_finite(Stage::k_tail, x, kv_index(j, i));
   }
 }
 
 // Scores, in the order that docs/contract.md has, and what each may be off by.
 void AttentionRow::score_keys() {
   const Side side = keys();
-  const double terms = static_cast<double>(p_.d) + (p_.k_quant.scale ? 8 : 6) + (p_.q_scale ? 1 : 0);
+  // In units of kUnit, relative to the sum of the products' magnitudes.
+  const double rounding_units = static_cast<double>(p_.d) + (p_.k_quant.scale ? 8 : 6) + (p_.q_scale ? 1 : 0);
   const double slope =
       p_.score.alibi ? static_cast<double>(alibi_slope_log2(p_.score, entry_, q_head_, kNumberAt)) * kLn2 : 0;
   shift_ = static_cast<double>(alibi_shift_log2(p_.score, entry_, q_head_, position_, nearest_, kNumberAt)) * kLn2;
@@ -198,7 +199,8 @@ void AttentionRow::score_keys() {
                                                                       modifier_index(p_.score.bias_stride, place)))
                                       : 0;
     if (is_masked(p_.score, place) || bias == -kInf) continue;
-    if (!std::isfinite(bias)) note(Stage::bias, bias, broadcast_index(spec_.bias, {entry_, q_head_, token_, j}));
+    if (!std::isfinite(bias))
+      note_not_finite(Stage::bias, bias, broadcast_index(spec_.bias, {entry_, q_head_, token_, j}));
     read_row(side, j);
     double dot = 0, sum = 0, flushed = 0;  // of products; of their magnitudes; of those that may count as 0
     for (std::size_t i = 0; i < q_.size(); ++i) {
@@ -206,13 +208,13 @@ void AttentionRow::score_keys() {
       dot += q_[i] * row_[i], sum += product;
       if (product < kSmallest || std::abs(q_[i]) < kSmallest || magnitude_[i] < kSmallest) flushed += product;
     }
-    const double x = dot * scale_, error = std::abs(scale_) * (kUnit * terms * sum + flushed);
+    const double x = dot * scale_, error = std::abs(scale_) * (kUnit * rounding_units * sum + flushed);
     const double final = finish_score(p_.score, place, nearest_, x * kLog2e, kNumberAt) * kLn2;
     // Past fp32's range a score is infinite, or a NaN, whatever becomes of it in float64.
     const bool overflows = !(sum <= kMaxFp32) || !(std::abs(final) * kLog2e <= kMaxFp32);
     if (overflows)
-      is_bounded = false, note(Stage::scores, std::isfinite(final) ? std::copysign(kInf, final) : final,
-                               {entry_, q_head_, call_token(), j});
+      is_bounded = false, note_not_finite(Stage::scores, std::isfinite(final) ? std::copysign(kInf, final) : final,
+                                          {entry_, q_head_, call_token(), j});
     const double alibi = std::abs(slope * static_cast<double>(position_ - j));
     Modifier::Score score{x, error};
     Modifiers::for_each([&]<class M>(M) { M::transform(problem_, kUnit, score); });
@@ -220,14 +222,14 @@ void AttentionRow::score_keys() {
     keys_.push_back({j, final, score.error + 8 * kUnit * addends, score.derivative, score.derivative_error});
   }
   if (!keys_.empty() && !std::isfinite(slope))
-    note(Stage::alibi, slope, broadcast_index(spec_.alibi, {entry_, q_head_}));
+    note_not_finite(Stage::alibi, slope, broadcast_index(spec_.alibi, {entry_, q_head_}));
 }
 
 void AttentionRow::weigh_keys() {
   sink_ = -kInf;
   if (p_.score.sinks) {
     sink_ = static_cast<double>(kNumberAt(p_.score.sinks, p_.score.sinks_type, q_head_ * p_.score.sinks_stride));
-    if (!std::isfinite(sink_) && sink_ != -kInf) note(Stage::sinks, sink_, {q_head_});
+    if (!std::isfinite(sink_) && sink_ != -kInf) note_not_finite(Stage::sinks, sink_, {q_head_});
     is_bounded = is_bounded && (sink_ == -kInf || std::abs(sink_) <= kMaxNumber);
   }
   const double sink = sink_ + shift_;
@@ -266,7 +268,7 @@ void AttentionRow::weigh_keys() {
 void AttentionRow::sum_values() {
   const Side side = values();
   const auto dv = static_cast<std::size_t>(p_.dv);
-  const double units =
+  const double rounding_units =
       (p_.score.dropout.given ? 152 : 150) + (p_.v_quant.scale ? 4 : 0) + static_cast<double>(p_.sk) / 512;
   struct Sum {
     double out = 0, magnitude = 0, growth = 0, largest = 0, flushed = 0;
@@ -289,7 +291,7 @@ void AttentionRow::sum_values() {
   for (std::size_t c = 0; c < dv; ++c) {
     const Sum& sum = sums[c];
     out_[c] = sum.out;
-    out_bound_[c] = std::min(sum.growth, sum.largest + std::abs(sum.out)) + units * kUnit * sum.magnitude +
+    out_bound_[c] = std::min(sum.growth, sum.largest + std::abs(sum.out)) + rounding_units * kUnit * sum.magnitude +
                     8 * eps_ * sum.magnitude + sum.flushed + tiny_of(p_.out_type);
     if (!(std::abs(sum.out) + out_bound_[c] <= largest_of(p_.out_type))) out_[c] = kNan;  // it may be infinite
   }

@@ -57,8 +57,8 @@ class AttentionRow {
   NotFinite first;
 
  protected:
-  // A key that the row sees: its score, without what is the same for all keys, and by how much a kernel's may be off;
-  // the same of the softcap's slope there.
+  // A key that the row sees: its score x, without what is the same for all keys, and by how much a kernel's may be off
+  // (delta); the same of the softcap's slope there; its weight, and by how much a kernel's may be larger (growth).
   struct Key {
     std::int64_t j;
     double x, delta;
@@ -92,7 +92,8 @@ class AttentionRow {
   // The row's index in q and out, or in lse; with c, of an element.
   std::vector<std::int64_t> index() const;
   std::vector<std::int64_t> index(std::int64_t c) const;
-  void note(Stage stage, double value, std::vector<std::int64_t> index);
+  // Makes it `first`, unless that is of an earlier stage or the same.
+  void note_not_finite(Stage stage, double value, std::vector<std::int64_t> index);
   std::vector<std::int64_t> kv_index(std::int64_t j, std::int64_t c) const;
   std::int64_t call_token() const { return p_.tokens > 0 ? s_.q_first : token_; }
   const void* row_of(const void* data, DType type, const Strides& stride) const;

@@ -99,17 +99,17 @@ void check_lengths(const TensorView& cu_seqlens_q, const KvSource& kv, Bound& bo
   if (bound.features & AttentionFeatures::ragged_q)
     bound.derive(attention_dimension("sq"),
                  longest_sequence("cu_seqlens_q", cu_seqlens_q, bound, bound[attention_dimension("total_q")]));
-  int64_t most = 0;
+  int64_t max_keys = 0;
   KeyKinds::visit(bound.features, [&]<class K>(K) {
     K::check_shapes(kv, bound);
-    most = K::most_keys(bound[attention_dimension("sk")]);
+    max_keys = K::max_keys(bound[attention_dimension("sk")]);
   });
   if (!kv.seqlens || bound.device.type != DeviceType::cpu) return;
   const Integers lengths = integers_of(kv.seqlens);
   for (int64_t i = 0; i < bound[attention_dimension("b")]; ++i)
-    if (const int64_t n = lengths[i]; n < 0 || n > most)
+    if (const int64_t n = lengths[i]; n < 0 || n > max_keys)
       throw Error("kv.seqlens", "length " + std::to_string(n) + " of sequence " + std::to_string(i),
-                  most == kMaxSize ? "0 to 2^48" : "0 to sk = " + std::to_string(most));
+                  max_keys == kMaxSize ? "0 to 2^48" : "0 to sk = " + std::to_string(max_keys));
 }
 
 void fill_cache(unsigned features, int64_t rows, CacheProblem& p) {

@@ -65,7 +65,7 @@ struct KvBits : KvKinds {
 //     check_batch(kv, bound)          throws Error for another number of sequences than queries have
 //     check_shapes(kv, bound)         throws Error, and gives `bound` the sk that no tensor has. It reads no lengths
 //                                     on a device
-//     most_keys(sk)                   that a sequence may have
+//     max_keys(sk)                    that a sequence may have
 //     fill(bound, problem)            what a problem says of a call with such keys; of caches, whose blocks have so
 //                                     many rows, fill(rows, problem)
 //     check(problem)                  throws Error
@@ -96,7 +96,7 @@ struct KeyKindDefaults {
   static constexpr std::array<Argument, 0> cache_arguments{};
   static void check_batch(const KvSource&, const Bound&) {}
   static void check_shapes(const KvSource&, Bound&) {}
-  static std::int64_t most_keys(std::int64_t sk) { return sk; }
+  static std::int64_t max_keys(std::int64_t sk) { return sk; }
   static void fill(const Bound&, AttentionProblem&) {}
   static void fill(std::int64_t, CacheProblem&) {}
   static void check(const AttentionProblem&) {}

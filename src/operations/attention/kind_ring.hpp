@@ -13,7 +13,7 @@ struct KeyKind<KvSource::Kind::ring> : KeyKindDefaults<KvSource::Kind::ring> {
   template <class P>
   static constexpr std::array fields = {flag_field<P, &P::ring>("ring")};
   static constexpr bool is(const CacheProblem& p) { return p.ring; }
-  static std::int64_t most_keys(std::int64_t) { return kMaxSize; }
+  static std::int64_t max_keys(std::int64_t) { return kMaxSize; }
   using KeyKindDefaults::fill;
   static void fill(std::int64_t, CacheProblem& p) { p.ring = true; }
   static void fill(const CacheProblem&, std::int64_t sk, KvLayout& f) { f.page_size = sk, f.ring = true; }

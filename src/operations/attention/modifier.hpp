@@ -27,7 +27,7 @@ namespace rapt {
 //     changes_derivative            as of semantics/score.hpp
 //     fill(score, problem, params)  both have the call's sizes already
 //     check(problem)                throws Error
-//     transform(problem, unit, s)   what becomes of a score that is not added to, for guards
+//     transform(problem, u, s)      what becomes of a score that is not added to, for guards; u: fp32's roundoff
 struct Modifier {
   // A score, what it may be off by, its derivative with respect to scale * (q . k), and what that may be off by.
   struct Score {
@@ -54,7 +54,8 @@ constexpr Field<AttentionProblem> broadcast_field(std::string_view key) {
           [](const P& p, std::string_view word, std::string& text) { print_broadcast(p.*kMember, word, text); },
           [](P& p, const Word& word) { p.*kMember = read_broadcast(word); }};
 }
-// What params get of such a tensor. Returns which of its dimensions have their full size.
+// Fills the strides of a tensor with an element for every pair of a query and a key. Returns which of its dimensions
+// have their full size.
 std::uint8_t fill_pairs(const TensorView& t, ScoreParams& params, Strides& stride);
 
 }  // namespace modifiers

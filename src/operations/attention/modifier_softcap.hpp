@@ -29,13 +29,13 @@ struct Softcap : Modifier {
     if (!(p.softcap == 0 || (p.softcap >= 1e-30f && p.softcap <= 1e30f)))
       throw Error(name, shortest(p.softcap), "a number from 1e-30 to 1e30");
   }
-  static void transform(const AttentionProblem& p, double unit, Score& s) {
+  static void transform(const AttentionProblem& p, double u, Score& s) {
     const auto c = static_cast<double>(p.softcap);
     if (!(c > 0)) return;
     const auto capped = [c](double x) { return c * std::tanh(x / c); };
     const double x = capped(s.x), tanh = std::tanh(s.x / c);
-    const double error = std::max(capped(s.x + s.error) - x, x - capped(s.x - s.error)) + 4 * unit * c;
-    s = {x, error, 1 - tanh * tanh, std::min(2 * s.error / c, 1.0) + 8 * unit};
+    const double error = std::max(capped(s.x + s.error) - x, x - capped(s.x - s.error)) + 4 * u * c;
+    s = {x, error, 1 - tanh * tanh, std::min(2 * s.error / c, 1.0) + 8 * u};
   }
 };
 

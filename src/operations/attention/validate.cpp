@@ -142,7 +142,7 @@ void fill_sizes(const AttentionProblem& problem, AttentionParams& f) {
 }
 
 Needs needs_of(const AttentionProblem& p) {
-  return {only(p.q_dtype) | only(p.kv_dtype), p.d, p.dv};
+  return {set_of(p.q_dtype) | set_of(p.kv_dtype), p.d, p.dv};
 }
 
 }  // namespace rapt

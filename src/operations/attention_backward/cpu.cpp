@@ -50,8 +50,8 @@ int64_t keys_of_split(int64_t len_k) {
   return std::max(ceil_div(ceil_div(len_k, kMaxSplits), kBackwardKeys) * kBackwardKeys, kMinKeysOfSplit);
 }
 
-// The most splits that a sequence of up to len_k keys can have. Fewer keys may have more splits: 32768 have 64 of 512,
-// 32769 have 57 of 576.
+// The most splits that a sequence of up to len_k keys can have. Fewer keys may have more splits: 32768 have 64 of
+// 512, 32769 have 57 of 576.
 int64_t max_splits_of(int64_t len_k) {
   return std::clamp<int64_t>(ceil_div(len_k, kMinKeysOfSplit), 1, kMaxSplits);
 }
@@ -116,14 +116,14 @@ BackwardPlan plan_backward(const P& p, const AttentionBackwardKernel& kernel, in
   const int64_t heads = p.b * p.hk;
   const double pairs = static_cast<double>(rows_of_head(p)) * static_cast<double>(heads) * static_cast<double>(p.sk);
   const double flops = pairs * static_cast<double>(6 * p.d + 4 * p.dv) * (p.causal ? 0.5 : 1.0);
-  const double worth = std::clamp(flops / kFlopsPerWorker, 1.0, static_cast<double>(concurrency));
+  const double useful_workers = std::clamp(flops / kFlopsPerWorker, 1.0, static_cast<double>(concurrency));
   // As many ranges of about the same length as keep the workers busy.
-  const int64_t most = ceil_div(std::max<int64_t>(p.sk, 1), kBackwardKeys);
-  int64_t ranges = ceil_div(most * kBackwardKeys, max_backward_keys(p));
-  if (worth > 1)
-    ranges =
-        std::clamp(ceil_div(static_cast<int64_t>(worth) * kItemsPerWorker, std::max<int64_t>(heads, 1)), ranges, most);
-  plan.keys_per_item = ceil_div(most, ranges) * kBackwardKeys;
+  const int64_t key_blocks = ceil_div(std::max<int64_t>(p.sk, 1), kBackwardKeys);
+  int64_t ranges = ceil_div(key_blocks * kBackwardKeys, max_backward_keys(p));
+  if (useful_workers > 1)
+    ranges = std::clamp(ceil_div(static_cast<int64_t>(useful_workers) * kItemsPerWorker, std::max<int64_t>(heads, 1)),
+                        ranges, key_blocks);
+  plan.keys_per_item = ceil_div(key_blocks, ranges) * kBackwardKeys;
   const bool few = rows_of_head(p) <= kMaxRowsOfSplits, splits = few || p.ragged_q >= 0;
   const int64_t in_ranges = few ? 1 : items_of(p.sk, plan.keys_per_item);
   const int64_t of_head = std::max(in_ranges, splits ? max_splits_of(p.sk) : 1);
@@ -133,8 +133,8 @@ BackwardPlan plan_backward(const P& p, const AttentionBackwardKernel& kernel, in
   int64_t pieces = 0;
   if (p.dbias)
     pieces = (p.bias & P::kFullB ? p.b : 1) * (p.bias & P::kFullH ? p.hq : 1) *
-             (p.bias & P::kFullQ ? ceil_div(p.sq, kernel.bias_rows) : 1) * (p.bias & P::kFullK ? most : 1);
-  plan.threads = workers_for(worth, concurrency, plan.work_items + pieces);
+             (p.bias & P::kFullQ ? ceil_div(p.sq, kernel.bias_rows) : 1) * (p.bias & P::kFullK ? key_blocks : 1);
+  plan.threads = workers_for(useful_workers, concurrency, plan.work_items + pieces);
   size_workspace(plan, p, kernel, plan.work_items, in_ranges > 1, splits);
   return plan;
 }
@@ -187,16 +187,15 @@ struct AttentionBackwardWorkers {
     const int64_t hk = plan.threads > 1 ? in_sequence % p.hk : in_sequence / head.items;
     const int64_t chunks = chunks_of(q), sums_of_chunk = plan.chunk_rows * kernel.sums_of_row(p.d);
     const bool is_last = range + 1 == head.items;
-    BackwardItem item{b,
-                      hk,
-                      range * head.keys,
-                      (range + 1) * head.keys,
-                      is_last && p.total_k < 0 ? p.sk : 0,
-                      nullptr,
-                      head.sums > 1,
-                      sink_sums,
-                      slope_sums,
-                      head_facts + b * p.hk + hk};
+    BackwardItem item{.b = b,
+                      .hk = hk,
+                      .key_begin = range * head.keys,
+                      .key_end = (range + 1) * head.keys,
+                      .clear_end = is_last && p.total_k < 0 ? p.sk : 0,
+                      .split = head.sums > 1,
+                      .sink_sums = sink_sums,
+                      .slope_sums = slope_sums,
+                      .head_facts = head_facts + b * p.hk + hk};
     float* const head_sums = sums + (before[b].chunks + hk * chunks * head.sums) * sums_of_chunk;
     if (head.items > 1) item.dq_sums = head_sums;
     if (item.split) {
@@ -250,8 +249,8 @@ struct AttentionBackwardWorkers {
 
 class AttentionBackwardEntry final : public CpuEntry {
  public:
-  AttentionBackwardEntry(const AttentionBackwardKernel& kernel, const BuiltIsa& built)
-      : CpuEntry(kernel.facts, built), kernel_(kernel) {}
+  AttentionBackwardEntry(const AttentionBackwardKernel& kernel, const IsaSupport& support)
+      : CpuEntry(kernel.facts, support), kernel_(kernel) {}
 
   std::string_view refuse(const Problem&, const Context::Impl& context) const override { return refuse_isa(context); }
   std::unique_ptr<EntryPlan> plan(const Problem& problem, const Context::Impl& context) const override {
@@ -280,7 +279,7 @@ class AttentionBackwardEntry final : public CpuEntry {
            std::byte* workspace) const override {
     const auto& p = std::get<AttentionBackwardParams>(call.params);
     if (!has_positions(std::get<P>(call.problem)))
-      return run_gathered_backward(static_cast<const GatheredBackwardPlan&>(entry_plan), kernel_, *built_.kernels, p,
+      return run_gathered_backward(static_cast<const GatheredBackwardPlan&>(entry_plan), kernel_, *support_.kernels, p,
                                    context, tasks, workspace);
     const auto& plan = static_cast<const BackwardPlan&>(entry_plan);
     auto* const before = reinterpret_cast<WorkBefore*>(workspace);
@@ -311,8 +310,8 @@ class AttentionBackwardEntry final : public CpuEntry {
                        before[b].chunks + (head.items > 1 ? p.hk * workers.chunks_of(q) * head.sums : 0)};
     }
     run_workers(workers, plan.threads, context, tasks);
-    if (sink_sums) add_up(p, *built_.kernels, sink_sums, p.grad_sinks);
-    if (slope_sums) add_up(p, *built_.kernels, slope_sums, p.grad_alibi);
+    if (sink_sums) add_up(p, *support_.kernels, sink_sums, p.grad_sinks);
+    if (slope_sums) add_up(p, *support_.kernels, slope_sums, p.grad_alibi);
   }
 
  private:
@@ -347,12 +346,12 @@ void add_up(const AttentionBackwardParams& p, const IsaKernels& isa, const float
 }
 
 void add_attention_backward(const CpuMachine& machine, Entries& entries) {
-  const auto add = [&](const AttentionBackwardKernel* kernel, const BuiltIsa& built) {
-    if (kernel) entries.push_back(std::make_unique<AttentionBackwardEntry>(*kernel, built));
+  const auto add = [&](const AttentionBackwardKernel* kernel, const IsaSupport& support) {
+    if (kernel) entries.push_back(std::make_unique<AttentionBackwardEntry>(*kernel, support));
   };
-  for (const BuiltIsa& built : machine.isas)
-    add(built.kernels->attention_backward.best, built), add(built.kernels->attention_backward.f16, built);
-  for (const BuiltIsa& built : machine.isas) add(built.kernels->attention_backward.naive, built);
+  for (const IsaSupport& support : machine.isas)
+    add(support.kernels->attention_backward.best, support), add(support.kernels->attention_backward.f16, support);
+  for (const IsaSupport& support : machine.isas) add(support.kernels->attention_backward.naive, support);
 }
 
 }  // namespace rapt::cpu

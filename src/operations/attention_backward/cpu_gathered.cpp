@@ -76,7 +76,7 @@ struct GatheredBackwardWorkers {
     // Parameters with the sorted list in place of the token's list.
     AttentionBackwardParams sorted = p;
     auto* const list = reinterpret_cast<int64_t*>(worker_scratch + plan.kernel_bytes);
-    sorted.pages = {list, 1, true}, sorted.pages_stride_b = sorted.pages_stride_token = 0;
+    sorted.pages = {.data = list, .stride = 1, .is_int64 = true}, sorted.pages_stride_b = sorted.pages_stride_token = 0;
     const int64_t end = p.pools * p.hk * items_of_head;
     for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < end;) {
       const TaskScope task(tasks, Task::Kind::item, worker, i, 1);
@@ -97,12 +97,11 @@ struct GatheredBackwardWorkers {
 
   void add_token(int64_t number, int64_t head, int64_t token, const AttentionBackwardParams& sorted, int64_t* list,
                  std::byte* worker_scratch) const {
-    BackwardItem item{head / p.hk * tokens + token, head % p.hk, 0, 0, 0, nullptr, false, sink_sums, nullptr, nullptr};
+    BackwardItem item{.b = head / p.hk * tokens + token, .hk = head % p.hk, .sink_sums = sink_sums, .pool = pool};
     item.head_facts = head_facts + item.b * p.hk + item.hk;
     const int64_t keys = sort_list(item.b, list);
     if (keys > plan.keys_per_step)
       item.dq_sums = reinterpret_cast<float*>(worker_scratch + plan.kernel_bytes + plan.list_bytes);
-    item.pool = pool;
     int64_t free = 0;  // this work item may add to so many ranges
     do {
       item.key_end = item.key_begin + plan.keys_per_step;
@@ -168,8 +167,8 @@ void size_gathered_workspace(GatheredBackwardPlan& plan, const P& p, const Atten
   const int64_t rows = p.hk > 0 ? ceil_div(p.hq / p.hk, plan.chunk_rows) * plan.chunk_rows : 0;
   const double of_pool = 2 * static_cast<double>(p.pool) * static_cast<double>(p.d + p.dv),
                of_worker = 2 * static_cast<double>(p.sk) + static_cast<double>(rows) * static_cast<double>(p.d);
-  constexpr double kMostFloats = 0x1p58;
-  if (of_pool > kMostFloats || of_worker * threads > kMostFloats)
+  constexpr double kMaxFloats = 0x1p58;
+  if (of_pool > kMaxFloats || of_worker * threads > kMaxFloats)
     throw Error("problem", p.to_string(), "one whose workspace has less than 2^64 bytes");
   plan.pool = pool_sums_of(p);
   const auto bytes = [](int64_t count, std::size_t size) {
@@ -193,11 +192,11 @@ GatheredBackwardPlan plan_gathered_backward(const P& p, const AttentionBackwardK
                bytes = has_pool_sums(p) ? static_cast<double>(p.hk) * static_cast<double>(p.pool) *
                                               static_cast<double>(p.d + p.dv) * 4
                                         : 0;
-  const double worth =
+  const double useful_workers =
       std::clamp(flops / kFlopsPerWorker + bytes / kBytesPerWorker, 1.0, static_cast<double>(concurrency));
   GatheredBackwardPlan plan;
   plan.work_items = items_of(p);
-  size_gathered_workspace(plan, p, kernel, workers_for(worth, concurrency, plan.work_items));
+  size_gathered_workspace(plan, p, kernel, workers_for(useful_workers, concurrency, plan.work_items));
   return plan;
 }
 

@@ -26,23 +26,23 @@ void for_each_seen(const AttentionParams& p, const Block& whole, F f) {
   }
 }
 
-std::optional<Bad> cause_of(const WatchedCall<AttentionBackwardArgs>& w) {
+std::optional<NotFinite> cause_of(const WatchedCall<AttentionBackwardArgs>& w) {
   const AttentionBackwardArgs& a = w.args;
   const auto& p = std::get<AttentionBackwardParams>(w.call.params);
-  FirstBad first;
+  FirstNotFinite first;
   first("q", a.q);
   for_each_seen(p, {"k", a.kv.k}, [&](const Block& block) { first(block); });
   for_each_seen(p, {"v", a.kv.v}, [&](const Block& block) { first(block); });
   first("score.bias", a.score.bias, true), first("score.alibi", a.score.alibi),
       first("score.sinks", a.score.sinks, true);
   first("out", a.out), first("lse", a.lse, true), first("dout", a.dout), first("dlse", a.dlse);
-  return first.bad();
+  return first.found();
 }
 
 }  // namespace
 
 void find_not_finite(const WatchedCall<AttentionBackwardArgs>& w, const SavedState&, Reports& reports) {
-  if (const auto result = bad_result(w.args)) report(reports, *result, cause_of(w));
+  if (const auto result = nonfinite_result(w.args)) report(reports, *result, cause_of(w));
 }
 
 const char* why_not_again(const AttentionBackwardArgs&) {

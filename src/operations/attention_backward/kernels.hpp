@@ -29,16 +29,17 @@ inline constexpr std::int64_t kPoolInterval = 32;
 // A work item of attention_backward: keys [key_begin, key_end) of one kv head of one sequence, which process its rows
 // in chunks. key_end may be past the sequence's length; both are that length where other work items have the keys.
 struct BackwardItem {
-  std::int64_t b, hk, key_begin, key_end;
-  std::int64_t clear_end;  // keys of the tensors from the sequence's end up to here get gradients of 0
+  std::int64_t b, hk, key_begin = 0, key_end = 0;
+  std::int64_t clear_end = 0;  // keys of the tensors from the sequence's end up to here get gradients of 0
   // Sums of dQ, [rows, rounded up to chunks][sums_of_row], if the head's keys are divided among several work items:
   // those of earlier ones. Null: the work item has all keys.
-  float* dq_sums;
-  bool split;  // the sums belong to this work item alone and start at 0; a work item without keys finishes the rows
+  float* dq_sums = nullptr;
+  // The sums belong to this work item alone and start at 0; a work item without keys finishes the rows.
+  bool split = false;
   // Each row's share of the gradients of sinks and slopes: [b, hq, sq], ragged [hq, total_q]. Null: not wanted.
-  float *sink_sums, *slope_sums;
-  std::int32_t* head_facts;        // of the head, 0 at first: what begin() determines once for all of its work items
-  const PoolSums* pool = nullptr;  // gathered keys: end() adds dK and dV to it. Null: end() stores them
+  float *sink_sums = nullptr, *slope_sums = nullptr;
+  std::int32_t* head_facts = nullptr;  // of the head, 0 at first: what begin() finds once for all of its work items
+  const PoolSums* pool = nullptr;      // gathered keys: end() adds dK and dV to it. Null: end() stores them
 };
 // Rows [begin, end) of a head of a pool, whose sums are complete.
 struct PoolItem {

@@ -170,7 +170,7 @@ void check(const AttentionBackwardProblem& p) {
 }
 
 Needs needs_of(const AttentionBackwardProblem& p) {
-  return {only(p.q_dtype) | only(p.kv_dtype) | only(p.dout_dtype), p.d, p.dv};
+  return {set_of(p.q_dtype) | set_of(p.kv_dtype) | set_of(p.dout_dtype), p.d, p.dv};
 }
 
 }  // namespace rapt

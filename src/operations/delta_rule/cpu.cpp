@@ -14,8 +14,8 @@ constexpr int64_t kItemsPerWorker = 2;
 
 class DeltaRuleEntry final : public CpuEntry {
  public:
-  DeltaRuleEntry(const DeltaRuleKernel& kernel, const BuiltIsa& built)
-      : CpuEntry(kernel.facts, built), kernel_(kernel) {}
+  DeltaRuleEntry(const DeltaRuleKernel& kernel, const IsaSupport& support)
+      : CpuEntry(kernel.facts, support), kernel_(kernel) {}
 
   std::string_view refuse(const Problem& problem, const Context::Impl& context) const override {
     const auto& p = std::get<DeltaRuleProblem>(problem);
@@ -56,9 +56,11 @@ class DeltaRuleEntry final : public CpuEntry {
     const double state = static_cast<double>(p.d) * static_cast<double>(p.dv),
                  flops = 6 * state * static_cast<double>(tokens) * static_cast<double>(p.state_heads()),
                  bytes = flops / kFlopsPerByte + (p.state ? 8 * state * static_cast<double>(heads) : 0);
-    const auto worth = static_cast<int64_t>(std::clamp(bytes / kBytesPerWorker, 1.0, static_cast<double>(concurrency)));
+    const auto useful_workers =
+        static_cast<int64_t>(std::clamp(bytes / kBytesPerWorker, 1.0, static_cast<double>(concurrency)));
     int64_t columns = columns_of(p.dv, 1);
-    if (worth > 1 && heads > 0) columns = columns_of(p.dv, std::max<int64_t>(worth * kItemsPerWorker / heads, 1));
+    if (useful_workers > 1 && heads > 0)
+      columns = columns_of(p.dv, std::max<int64_t>(useful_workers * kItemsPerWorker / heads, 1));
     const int64_t ranges = (p.dv + columns - 1) / columns, reads = heads > 0 ? p.hq / p.state_heads() : 1;
     const StreamWork work{heads * ranges, bytes,
                           kernel_.scratch_bytes({p.d, std::min(columns, p.dv), std::max<int64_t>(reads, 1)})};
@@ -72,9 +74,9 @@ class DeltaRuleEntry final : public CpuEntry {
 
 void add_delta_rule(const CpuMachine& machine, Entries& entries) {
   for (const auto kernel : {&DeltaRuleKernels::decode, &DeltaRuleKernels::prefill, &DeltaRuleKernels::naive})
-    for (const BuiltIsa& built : machine.isas)
-      if (const DeltaRuleKernel* const k = built.kernels->delta_rule.*kernel)
-        entries.push_back(std::make_unique<DeltaRuleEntry>(*k, built));
+    for (const IsaSupport& support : machine.isas)
+      if (const DeltaRuleKernel* const k = support.kernels->delta_rule.*kernel)
+        entries.push_back(std::make_unique<DeltaRuleEntry>(*k, support));
 }
 
 }  // namespace rapt::cpu

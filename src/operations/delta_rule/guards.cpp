@@ -25,35 +25,35 @@ void for_each_final_state(const DeltaRuleArgs& a, const DeltaRuleParams& p, F f)
       if (const int64_t slot = slot_of(p, b, step); slot >= 0) f(slice({"final_state", a.final_state}, 0, slot, 1));
 }
 
-std::optional<Bad> bad_result_of(const WatchedCall<DeltaRuleArgs>& w) {
-  FirstBad first;
+std::optional<NotFinite> nonfinite_result_of(const WatchedCall<DeltaRuleArgs>& w) {
+  FirstNotFinite first;
   first("out", w.args.out);
   for_each_final_state(w.args, std::get<DeltaRuleParams>(w.call.params), [&](const Block& block) { first(block); });
-  return first.bad();
+  return first.found();
 }
-std::optional<Bad> cause_of(const WatchedCall<DeltaRuleArgs>& w, const SavedState& before) {
-  FirstBad first;
+std::optional<NotFinite> cause_of(const WatchedCall<DeltaRuleArgs>& w, const SavedState& before) {
+  FirstNotFinite first;
   const DeltaRuleArgs& a = w.args;
   first("q", a.q), first("k", a.k), first("v", a.v), first("g", a.g, true), first("beta", a.beta);
   first("a_log", a.a_log), first("dt_bias", a.dt_bias);
-  if (first.bad()) return first.bad();
-  if (!before.not_finite.empty()) return Bad{{"initial_state", before.not_finite}, before.value};
+  if (first.found()) return first.found();
+  if (!before.not_finite.empty()) return NotFinite{{"initial_state", before.not_finite}, before.value};
   if (!is_updated_in_place(w.args))
     for_each_initial_state(w.args, std::get<DeltaRuleParams>(w.call.params), [&](const Block& block) { first(block); });
-  return first.bad();
+  return first.found();
 }
 
 }  // namespace
 
 void find_not_finite(const WatchedCall<DeltaRuleArgs>& w, const SavedState& before, Reports& reports) {
-  if (const auto result = bad_result_of(w)) report(reports, *result, cause_of(w, before));
+  if (const auto result = nonfinite_result_of(w)) report(reports, *result, cause_of(w, before));
 }
 
-void look_at_state(const DeltaRuleArgs& args, const DeltaRuleParams& params, SavedState& before) {
+void find_not_finite_state(const DeltaRuleArgs& args, const DeltaRuleParams& params, SavedState& before) {
   if (!is_updated_in_place(args)) return;
-  FirstBad first;
+  FirstNotFinite first;
   for_each_initial_state(args, params, [&](const Block& block) { first(block); });
-  if (first.bad()) before.not_finite = first.bad()->place.index, before.value = first.bad()->value;
+  if (first.found()) before.not_finite = first.found()->place.index, before.value = first.found()->value;
 }
 
 const char* why_not_again(const DeltaRuleArgs& args) {

@@ -287,7 +287,7 @@ void OperationOf<DeltaRuleArgs>::set_scalars(const C& c, Args& args) {
 }
 
 Needs needs_of(const DeltaRuleProblem& p) {
-  return {only(p.dtype), p.d, p.dv};
+  return {set_of(p.dtype), p.d, p.dv};
 }
 
 std::vector<Problem> OperationOf<DeltaRuleArgs>::corners(const DeltaRuleProblem& largest) {

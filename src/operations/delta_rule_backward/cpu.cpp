@@ -85,8 +85,8 @@ struct DeltaRuleBackwardWorkers {
 
 class DeltaRuleBackwardEntry final : public CpuEntry {
  public:
-  DeltaRuleBackwardEntry(const DeltaRuleBackwardKernel& kernel, const BuiltIsa& built)
-      : CpuEntry(kernel.facts, built), kernel_(kernel) {}
+  DeltaRuleBackwardEntry(const DeltaRuleBackwardKernel& kernel, const IsaSupport& support)
+      : CpuEntry(kernel.facts, support), kernel_(kernel) {}
 
   std::string_view refuse(const Problem&, const Context::Impl& context) const override { return refuse_isa(context); }
   std::unique_ptr<EntryPlan> plan(const Problem& problem, const Context::Impl& context) const override {
@@ -127,10 +127,10 @@ class DeltaRuleBackwardEntry final : public CpuEntry {
         double total = 0;
         for (int64_t b = 0; b < p.b; ++b) total += sums[(b * p.h + h) * (2 + p.d) + first + c];
         const auto rounded = static_cast<float>(total);
-        built_.kernels->convert(DType::f32, &rounded, to.type,
-                                static_cast<std::byte*>(to.data) +
-                                    (h * to.stride_h + c * to.stride_d) * static_cast<int64_t>(size_of(to.type)),
-                                1);
+        support_.kernels->convert(DType::f32, &rounded, to.type,
+                                  static_cast<std::byte*>(to.data) +
+                                      (h * to.stride_h + c * to.stride_d) * static_cast<int64_t>(size_of(to.type)),
+                                  1);
       }
   }
 
@@ -140,9 +140,9 @@ class DeltaRuleBackwardEntry final : public CpuEntry {
 }  // namespace
 
 void add_delta_rule_backward(const CpuMachine& machine, Entries& entries) {
-  for (const BuiltIsa& built : machine.isas)
-    if (const DeltaRuleBackwardKernel* const kernel = built.kernels->delta_rule_backward.all)
-      entries.push_back(std::make_unique<DeltaRuleBackwardEntry>(*kernel, built));
+  for (const IsaSupport& support : machine.isas)
+    if (const DeltaRuleBackwardKernel* const kernel = support.kernels->delta_rule_backward.all)
+      entries.push_back(std::make_unique<DeltaRuleBackwardEntry>(*kernel, support));
 }
 
 }  // namespace rapt::cpu

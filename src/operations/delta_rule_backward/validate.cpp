@@ -66,7 +66,7 @@ Call OperationOf<DeltaRuleBackwardArgs>::bind(const Args& args, Bound& bound) {
 }
 
 Needs needs_of(const DeltaRuleBackwardProblem& p) {
-  return {only(p.dtype), p.d, p.dv};
+  return {set_of(p.dtype), p.d, p.dv};
 }
 
 }  // namespace rapt

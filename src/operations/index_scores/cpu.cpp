@@ -43,8 +43,8 @@ IndexPlan plan_index(const P& p, const IndexScoresKernel& kernel, int concurrenc
   IndexPlan plan;
   const double flops = 2.0 * static_cast<double>(p.b) * static_cast<double>(p.sq) * static_cast<double>(p.sk) *
                        static_cast<double>(p.h) * static_cast<double>(p.d) * (p.causal && p.sq == p.sk ? 0.5 : 1.0);
-  const double worth = std::clamp(flops / kFlopsPerWorker, 1.0, static_cast<double>(concurrency));
-  const int64_t wanted = worth < 2 ? 1 : static_cast<int64_t>(worth) * kItemsPerWorker;
+  const double useful_workers = std::clamp(flops / kFlopsPerWorker, 1.0, static_cast<double>(concurrency));
+  const int64_t wanted = useful_workers < 2 ? 1 : static_cast<int64_t>(useful_workers) * kItemsPerWorker;
   // The queries of a work item share packed keys, so a work item has as many as leave every worker its work items. If
   // that is not enough work, keys are split.
   plan.tokens = std::clamp<int64_t>(p.b * p.sq / wanted, 1, std::min(kernel.tokens, std::max<int64_t>(p.sq, 1)));
@@ -55,7 +55,7 @@ IndexPlan plan_index(const P& p, const IndexScoresKernel& kernel, int concurrenc
   plan.split_keys = round_up(ceil_div(std::max<int64_t>(p.sk, 1), splits), kernel.keys);
   plan.splits = std::max<int64_t>(ceil_div(p.sk, plan.split_keys), 1);
   plan.work_items = blocks * plan.splits;
-  plan.threads = workers_for(worth, concurrency, plan.work_items);
+  plan.threads = workers_for(useful_workers, concurrency, plan.work_items);
   size_workspace(plan, p, kernel, plan.splits > 1 ? blocks * plan.tokens * plan.splits : 0);
   return plan;
 }
@@ -98,8 +98,8 @@ struct IndexScoresWorkers {
 
 class IndexScoresEntry final : public CpuEntry {
  public:
-  IndexScoresEntry(const IndexScoresKernel& kernel, const BuiltIsa& built)
-      : CpuEntry(kernel.facts, built), kernel_(kernel) {}
+  IndexScoresEntry(const IndexScoresKernel& kernel, const IsaSupport& support)
+      : CpuEntry(kernel.facts, support), kernel_(kernel) {}
 
   std::string_view refuse(const Problem&, const Context::Impl& context) const override { return refuse_isa(context); }
   std::unique_ptr<EntryPlan> plan(const Problem& problem, const Context::Impl& context) const override {
@@ -132,9 +132,9 @@ class IndexScoresEntry final : public CpuEntry {
 }  // namespace
 
 void add_index_scores(const CpuMachine& machine, Entries& entries) {
-  for (const BuiltIsa& built : machine.isas)
-    if (const IndexScoresKernel* kernel = built.kernels->index_scores.all)
-      entries.push_back(std::make_unique<IndexScoresEntry>(*kernel, built));
+  for (const IsaSupport& support : machine.isas)
+    if (const IndexScoresKernel* kernel = support.kernels->index_scores.all)
+      entries.push_back(std::make_unique<IndexScoresEntry>(*kernel, support));
 }
 
 }  // namespace rapt::cpu

@@ -7,10 +7,10 @@ namespace {
 
 using std::int64_t;
 
-std::optional<Bad> cause_of(const WatchedCall<IndexScoresArgs>& w) {
+std::optional<NotFinite> cause_of(const WatchedCall<IndexScoresArgs>& w) {
   const IndexScoresArgs& a = w.args;
   const auto& p = std::get<IndexScoresParams>(w.call.params);
-  FirstBad first;
+  FirstNotFinite first;
   first("q", a.q), first("weights", a.weights);
   for (int64_t i = 0; i < p.b; ++i) {
     const Sequence s = sequence_of(p, p, i);
@@ -20,10 +20,10 @@ std::optional<Bad> cause_of(const WatchedCall<IndexScoresArgs>& w) {
       if (keys.first < keys.last) seen = {std::min(seen.first, keys.first), std::max(seen.last, keys.last)};
     }
     for (const auto& [name, t] : {std::pair{"k", a.k}, {"k_scale", a.k_scale}})
-      for (int64_t j = seen.first; t && j < seen.last && !first.bad(); ++j)
+      for (int64_t j = seen.first; t && j < seen.last && !first.found(); ++j)
         first(slice(slice({name, t}, 0, block_of(p, i, j), 1), 1, row_in_block(p, j), 1));
   }
-  return first.bad();
+  return first.found();
 }
 
 }  // namespace
@@ -31,12 +31,12 @@ std::optional<Bad> cause_of(const WatchedCall<IndexScoresArgs>& w) {
 // Indices show nothing, so that without scores the inputs are gone through in every call.
 void find_not_finite(const WatchedCall<IndexScoresArgs>& w, const SavedState&, Reports& reports) {
   if (!w.args.scores) {
-    if (const auto bad = cause_of(w)) reports.add(GuardReport::Guard::nan, bad->place, bad->value);
+    if (const auto found = cause_of(w)) reports.add(GuardReport::Guard::nan, found->place, found->value);
     return;
   }
-  FirstBad first;
+  FirstNotFinite first;
   first("scores", w.args.scores, true);
-  if (first.bad()) report(reports, *first.bad(), cause_of(w));
+  if (first.found()) report(reports, *first.found(), cause_of(w));
 }
 
 const char* why_not_again(const IndexScoresArgs&) {

@@ -11,7 +11,7 @@ namespace rapt::cpu {
 // The largest scores that a work item found for one of its queries, if other work items have other keys of it.
 struct TopkList {
   std::int64_t count;
-  // Followed by [n] of order and [n] of position, as Topk has them, and padding for reading whole vectors.
+  // Followed by [n] scores as Topk's integers of the same order, [n] positions, and padding for reading whole vectors.
   [[gnu::always_inline]] std::int32_t* order() { return reinterpret_cast<std::int32_t*>(this + 1); }
   [[gnu::always_inline]] std::int32_t* position(std::int64_t n) { return order() + n; }
   [[gnu::always_inline]] static constexpr std::size_t bytes(std::int64_t n) {

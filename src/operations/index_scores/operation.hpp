@@ -12,7 +12,7 @@ struct OperationOf<IndexScoresArgs> {
   static constexpr unsigned kStrided = 1, kPaged = 2;
   static constexpr const char* feature_names[] = {"keys of each sequence", "pages"};
 
-  static constexpr DTypeSet kKeyTypes = kCacheTypes & ~only(DType::i4x2);
+  static constexpr DTypeSet kKeyTypes = kCacheTypes & ~set_of(DType::i4x2);
 
   static void derive_keys(const void* args, Bound& bound);
   static constexpr ArgumentTable arguments{

@@ -185,7 +185,7 @@ void Op::set_scalars(const C& c, Args& args) {
 }
 
 Needs needs_of(const IndexScoresProblem& p) {
-  return {only(p.q_dtype) | only(p.k_dtype), p.d, p.d};
+  return {set_of(p.q_dtype) | set_of(p.k_dtype), p.d, p.d};
 }
 
 }  // namespace rapt

@@ -71,7 +71,7 @@ Call OperationOf<MergeStatesArgs>::bind(const Args& args, Bound& bound) {
 }
 
 Needs needs_of(const MergeStatesProblem& p) {
-  return {only(p.dtype), p.dv, p.dv};
+  return {set_of(p.dtype), p.dv, p.dv};
 }
 
 Cost cost_of(const MergeStatesArgs& args, const Call& call) {

@@ -79,7 +79,7 @@ void check_positions(const RotaryAppendKvArgs& args, const RotaryAppendKvParams&
 // Integers of given scales have no NaN: what norms and turns the keys is finite.
 void check_angles(const RotaryAppendKvArgs& args, const RotaryAppendKvParams& f) {
   const AppendKvSide& k = f.side[0];
-  if (f.sides == 0 || !k.scale || k.computes_scale || !(only(k.to_type) & kIntegerCodes)) return;
+  if (f.sides == 0 || !k.scale || k.computes_scale || !(set_of(k.to_type) & kIntegerCodes)) return;
   if (const TensorView& norm = args.k_norm) {
     if (!(args.norm_eps > 0))  // of a row of zeros, a norm with 0 is NaN
       throw Error("norm_eps", shortest(args.norm_eps), "more than 0 where the scale of integers is given");
@@ -247,7 +247,7 @@ void Op::set_scalars(const C& c, Args& args) {
 }
 
 Needs needs_of(const RotaryAppendKvProblem& p) {
-  return {only(p.kv_dtype), p.d, p.dv};
+  return {set_of(p.kv_dtype), p.d, p.dv};
 }
 
 Cost cost_of(const RotaryAppendKvArgs& args, const Call& call) {

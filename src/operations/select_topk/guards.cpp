@@ -13,9 +13,9 @@ void find_not_finite(const WatchedCall<SelectTopkArgs>& w, const SavedState&, Re
     if (best < 0) return false;
     Block block{"scores", scores};
     for (std::size_t dim = 0; dim < last; ++dim) block = slice(block, dim, at[dim], 1);
-    const auto bad = first_bad(slice(block, last, best, 1));
-    if (bad) reports.add(GuardReport::Guard::nan, bad->place, bad->value);
-    return bad.has_value();
+    const auto found = first_not_finite_in(slice(block, last, best, 1));
+    if (found) reports.add(GuardReport::Guard::nan, found->place, found->value);
+    return found.has_value();
   });
 }
 

@@ -59,7 +59,7 @@ AppendCase::AppendCase(const AppendKvProblem& given, std::uint64_t seed, Placeme
     return std::uniform_int_distribution<int64_t>(low, std::max(low, high))(random);
   };
   for (int64_t i = 0; i < p.b; ++i) {
-    const int64_t room = most_keys_before(p, p.sk, count(i));
+    const int64_t room = max_keys_before(p, p.sk, count(i));
     const std::uint64_t choice = (static_cast<std::uint64_t>(i) + seed) % 4;
     before_.push_back(choice == 0 ? 0 : choice == 1 ? std::max<int64_t>(room, 0) : between(0, room));
   }

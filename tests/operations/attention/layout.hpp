@@ -76,7 +76,7 @@ inline TensorView as_rank(TensorView t, std::vector<std::int64_t> shape) {
 ///     undo(problem)             lets its keys lie in order, unless that is said by a CacheProblem
 ///     is_sampled, sample(random, problem)  lets a problem's keys lie so; its kv_lengths is set
 ///     row(sk, j)                the row of key j in its sequence's entry of k, of sk rows
-///     most_keys(sk, fresh)      that a sequence may have before so many new ones
+///     max_keys(sk, fresh)       that a sequence may have before so many new ones
 ///     first_kept(sk, fresh)     of keys that are written at once, the first that stays
 ///     length(problem, choice, between)  of a sequence; choices 0 to 3 ask for different ones
 ///     make_cache(k, v, table)   of those that are appended to
@@ -91,7 +91,7 @@ struct KeyLayoutDefaults {
   static void undo(AttentionProblem&) {}
   static constexpr bool is_sampled = false;
   static std::int64_t row(std::int64_t, std::int64_t j) { return j; }
-  static std::int64_t most_keys(std::int64_t sk, std::int64_t fresh) { return sk - fresh; }
+  static std::int64_t max_keys(std::int64_t sk, std::int64_t fresh) { return sk - fresh; }
   static std::int64_t first_kept(std::int64_t, std::int64_t) { return 0; }
   template <class Between>
   static std::int64_t length(const AttentionProblem& p, std::uint64_t choice, const Between& between) {

@@ -17,7 +17,7 @@ struct KeyLayout<KvSource::Kind::ring> : KeyLayoutDefaults {
       p.window_left = between(random, 0, p.sk - p.sq);
   }
   static std::int64_t row(std::int64_t sk, std::int64_t j) { return j % sk; }
-  static std::int64_t most_keys(std::int64_t sk, std::int64_t) { return 7 * sk; }
+  static std::int64_t max_keys(std::int64_t sk, std::int64_t) { return 7 * sk; }
   static std::int64_t first_kept(std::int64_t sk, std::int64_t fresh) { return std::max<std::int64_t>(0, fresh - sk); }
 
   /// Whether a ring still has every key that p.sq rows of a sequence of `length` see, by asking each of them.

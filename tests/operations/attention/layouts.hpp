@@ -97,10 +97,10 @@ inline std::int64_t row_in_entry(const CacheProblem& p, std::int64_t sk, std::in
 }
 
 /// Keys that a sequence may have, `fresh` of them new, with room for sk; far more where there is room for any number.
-inline std::int64_t most_keys_before(const CacheProblem& p, std::int64_t sk, std::int64_t fresh) {
-  std::int64_t most = 0;
-  with_cache(p, [&]<class L>(L) { most = L::most_keys(sk, fresh); });
-  return most;
+inline std::int64_t max_keys_before(const CacheProblem& p, std::int64_t sk, std::int64_t fresh) {
+  std::int64_t count = 0;
+  with_cache(p, [&]<class L>(L) { count = L::max_keys(sk, fresh); });
+  return count;
 }
 /// Of `fresh` keys that are written at once, the first that stays.
 inline std::int64_t first_kept(const CacheProblem& p, std::int64_t sk, std::int64_t fresh) {

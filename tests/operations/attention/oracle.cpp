@@ -21,14 +21,14 @@ constexpr std::int64_t kStep = 32, kPart = 256;
 constexpr double kCut = 0x1p-13;
 /// Sums of scores are fp16 after each step. No score is past the largest one: queries are divided for that, and have
 /// denormals.
-constexpr double kHalf = 0x1p-11, kLargestScore = 65000, kLargestCode = 448, kLeastNormalCode = 0x1p-6,
+constexpr double kHalf = 0x1p-11, kLargestScore = 65000, kLargestCode = 448, kMinNormalCode = 0x1p-6,
                  kHalfDenormalCode = 0x1p-10;
 /// What a score is multiplied by is fp16, relative to a reference this many powers of two off the largest, at most; one
 /// of them stands for what has only denormals.
 constexpr double kOctavesOffTop = 4;
 /// Codes are linear in scores and rounded: weights are 0.9576 to 1.1085 of what they should be, 1.033 but for 7.4 %.
 /// What is below the least code becomes 0: up to 2^-6.9, where a row's largest weight is at least 2^4.
-constexpr double kCodeRounding = 0.074, kLeastWeight = 0x1.13p-11;
+constexpr double kCodeRounding = 0.074, kMinWeight = 0x1.13p-11;
 /// log(1.0331) - 0.02: of the sum of such weights, with what lse is corrected by.
 constexpr double kSumExcess = 0.0126;
 
@@ -251,7 +251,7 @@ RowArray lost_of_queries(const RowArray& q, double scale) {
   const double length = std::sqrt(q.square().sum());
   if (!(length > limit) || !(limit > 0) || std::isinf(length)) return RowArray::Zero(q.size());
   const double unit = std::exp2(std::ceil(std::log2(length / limit) + 1e-6)) * std::abs(scale);
-  return (q.abs() < kLeastNormalCode * unit).select(q.abs().min(kHalfDenormalCode * unit), 0);
+  return (q.abs() < kMinNormalCode * unit).select(q.abs().min(kHalfDenormalCode * unit), 0);
 }
 
 /// What tensor cores lose of a sum of products of n codes, of which a have been changed by up to `off`.
@@ -274,14 +274,14 @@ Lost lost_of_score(const double* a, const double* off, const double* b, std::int
 
 /// What becoming codes of f8e4m3 may change of weights up to `largest`, all of them times 1.033.
 RowArray code_roundings(const RowArray& weights, double largest) {
-  return (kCodeRounding * weights).max(weights.min(kLeastWeight * largest));
+  return (kCodeRounding * weights).max(weights.min(kMinWeight * largest));
 }
 
 /// The squares of what that is likely to change: [1, dv]. `center` is what values count relative to. Codes are relative
 /// to the largest weight of a block of keys, until a later block has one that codes have no room for.
 RowArray rounded_to_codes(const RowArray& p, const Matrix& v, const RowArray& center) {
   constexpr Eigen::Index kBlock = 128;
-  constexpr double kTop = 104, kMostCode = 125;
+  constexpr double kTop = 104, kMaxCode = 125;
   const double largest = p.size() ? p.maxCoeff() : 0;
   const RowArray off = code_roundings(p, largest);
   RowArray squares = RowArray::Zero(v.cols());
@@ -290,13 +290,13 @@ RowArray rounded_to_codes(const RowArray& p, const Matrix& v, const RowArray& ce
   for (Eigen::Index first = 0; first < v.rows(); first += kBlock) {
     const Eigen::Index count = std::min(kBlock, v.rows() - first);
     const double top = p.segment(first, count).maxCoeff();
-    if (top > reference * std::exp2((kMostCode - kTop) / 8)) {
+    if (top > reference * std::exp2((kMaxCode - kTop) / 8)) {
       squares += changes.square().colwise().sum();
       changes.setZero(), reference = top;
     }
     for (Eigen::Index j = first; j < first + count; ++j) {
       if (!(p[j] > 0)) continue;
-      const double code = std::clamp(std::round(kTop + 8 * std::log2(p[j] / reference)), 0.0, kMostCode);
+      const double code = std::clamp(std::round(kTop + 8 * std::log2(p[j] / reference)), 0.0, kMaxCode);
       changes.row(static_cast<Eigen::Index>(code)) += off[j] * (v.row(j).array() - center);
     }
   }

@@ -52,7 +52,7 @@ struct OnTensorCores {
 
  private:
   static constexpr std::int64_t kBlock = 128, kPart = 2;  // keys; blocks
-  static constexpr double kTop = 104, kMostCode = 125, kMostOctaves = 8000, kMostScore = 65000;
+  static constexpr double kTop = 104, kMaxCode = 125, kMaxOctaves = 8000, kMaxScore = 65000;
 
   static std::vector<double> numbers(const Tensor& t, std::int64_t first, std::int64_t count) {
     std::vector<double> result;
@@ -80,7 +80,7 @@ struct OnTensorCores {
   static double fit(std::vector<double>& q) {
     double squares = 0;
     for (const double x : q) squares += x * x;
-    const double most = kMostScore * kMostScore / (448 * 448 * static_cast<double>(q.size()));
+    const double most = kMaxScore * kMaxScore / (448 * 448 * static_cast<double>(q.size()));
     if (squares <= most) return 1;
     const double by = std::exp2(std::ceil(0.5 * std::log2(squares / most)));
     for (double& x : q) x = rounded(static_cast<float>(x / by), DType::f8e4m3);
@@ -111,9 +111,9 @@ struct OnTensorCores {
         for (std::size_t e = 0; e < all.size(); ++e) all[e] += std::exchange(part[e], 0);
       }
       const double largest = *std::max_element(scores.begin() + first, scores.begin() + end);
-      if (half(c8 * largest + b) > 1024 + kMostCode) {
+      if (half(c8 * largest + b) > 1024 + kMaxCode) {
         const double shift = std::nearbyint(largest * c8 * 8) / 64;
-        if (std::abs(shift) >= kMostOctaves) return {};
+        if (std::abs(shift) >= kMaxOctaves) return {};
         b = half(1024 + kTop - 8 * shift);
         const double now = (kTop + 1024 - b) / 8;
         for (std::vector<double>* sums : {&part, &all})

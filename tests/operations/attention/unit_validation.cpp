@@ -371,10 +371,10 @@ TEST_CASE("validation: outputs of 16 bits overlap nothing by the bytes they span
 
 // With -fsanitize=undefined these overflow int64 unless sizes and strides are looked at first.
 TEST_CASE("validation: extreme sizes and strides that nothing steps by", "[unit]") {
-  constexpr std::int64_t kMost = std::int64_t{1} << 48;
+  constexpr std::int64_t kMaxDimension = std::int64_t{1} << 48;
   // No elements, and sizes whose product int64 cannot hold.
-  const TensorView none(nullptr, DType::f32, {std::int64_t{0}, kMost, kMost, std::int64_t{8}},
-                        {std::int64_t{0}, kMost * 8, std::int64_t{8}, std::int64_t{1}});
+  const TensorView none(nullptr, DType::f32, {std::int64_t{0}, kMaxDimension, kMaxDimension, std::int64_t{8}},
+                        {std::int64_t{0}, kMaxDimension * 8, std::int64_t{8}, std::int64_t{1}});
   AttentionArgs empty;
   empty.q = none, empty.kv = KvSource::strided(none, none);
   empty.out = {nullptr, DType::f32, none};

@@ -10,19 +10,19 @@ from torch import Tensor
 from torch.utils import _pytree
 
 
-class Later(Tensor):
+class LazyTensor(Tensor):
     """Shape, type and device of a tensor that make() gives. Any operator gets that tensor, which is then made once."""
 
-    given: Any
+    source: Any
     """What rapt's attention takes in place of the tensor."""
     make: Callable[[], Tensor]
     made: Tensor | None
 
     @staticmethod
-    def __new__(cls, shape: tuple[int, ...], like: Tensor, dtype: torch.dtype, given: Any, make: Callable[[], Tensor]) -> Later:
+    def __new__(cls, shape: tuple[int, ...], like: Tensor, dtype: torch.dtype, source: Any, make: Callable[[], Tensor]) -> LazyTensor:
         wrapper: Any = Tensor
-        self: Later = wrapper._make_wrapper_subclass(cls, shape, dtype=dtype, device=like.device)
-        self.given, self.make, self.made = given, make, None
+        self: LazyTensor = wrapper._make_wrapper_subclass(cls, shape, dtype=dtype, device=like.device)
+        self.source, self.make, self.made = source, make, None
         return self
 
     def __init__(self, *_: Any) -> None:
@@ -50,6 +50,6 @@ class Later(Tensor):
         return func(*args, **kwargs)
 
 
-def made(x: Any) -> Any:
-    """The tensor itself, of one that is made later."""
-    return x.tensor() if isinstance(x, Later) else x
+def materialized(x: Any) -> Any:
+    """x, or the tensor that a LazyTensor makes."""
+    return x.tensor() if isinstance(x, LazyTensor) else x
