@@ -47,21 +47,21 @@ def steps(threads, quick, bf16):
     result = []
     for count in sorted({1, threads}, reverse=True):
         result.append(Step("roofline", "rapt", f"roofline-{count}-threads",
-                         ["roofline", "--set", "fusion", "--threads", str(count), "--seeds", seeds, "--min-time", seconds]))
+                           ["roofline", "--set", "fusion", "--threads", str(count), "--seeds", seeds, "--min-time", seconds]))
     result.append(Step("decode", "rapt", f"decode-{threads}-threads",
-                     ["bench", "--set", "decode", "--threads", str(threads), "--min-time", "0.1" if quick else "0.5"]))
+                       ["bench", "--set", "decode", "--threads", str(threads), "--min-time", "0.1" if quick else "0.5"]))
     result.append(Step("attention", "torch", f"attention-{threads}-threads",
-                     ["--set", "models", "--dtype", types, "--threads", str(threads), *sampling, *duration]))
+                       ["--set", "models", "--dtype", types, "--threads", str(threads), *sampling, *duration]))
     result.append(Step("models", "transformers", f"models-{threads}-threads",
-                     [*model, "--dtype", "f32,bf16" if bf16 else "f32"], quick=False))
+                       [*model, "--dtype", "f32,bf16" if bf16 else "f32"], quick=False))
     result.append(Step("lengths", "torch", "lengths", ["--set", "paper", "--dtype", "f32", "--threads", counts, *sampling, *duration], quick=False))
     if bf16:
         result.append(Step("halves", "torch", "halves", ["--set", "halves", "--threads", counts, *sampling, *duration], quick=False))
     result.append(Step("decode-torch", "torch", "decode-torch",
-                     ["--set", "decode", "--dtype", types, "--threads", str(threads), *sampling, *duration], quick=False))
+                       ["--set", "decode", "--dtype", types, "--threads", str(threads), *sampling, *duration], quick=False))
     for dtype in ["f32", "bf16"] if bf16 else ["f32"]:
         result.append(Step("training", "transformers", f"training-{dtype}-{threads}-threads", [*model, "--train", "--dtype", dtype],
-                         default=False, quick=False))
+                           default=False, quick=False))
     return result
 
 

@@ -18,8 +18,8 @@ struct BenchOptions {
   std::string trace_path;    ///< likewise
 };
 
-/// Times calls of the operations and prints a table; see docs/bench.md. Returns kFailure when a result is wrong, or
-/// slower than that of the earlier run.
+/// Times calls of the operations and prints a table; see docs/bench.md. Returns kFailure when a result is wrong, when a
+/// row is slower than that of the earlier run, or when that run has none of them.
 int run_bench(const BenchOptions& options);
 
 }  // namespace rapt::tools

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cmath>
 #include <cstring>
@@ -36,8 +37,9 @@ EarlierRun::EarlierRun(const std::filesystem::path& path) : name_(path.string())
     cpu_ = document.at("context").at("cpu").get<std::string>();
     for (const Json& row : document.at("benchmarks")) {
       if (row.contains("error_occurred")) continue;
-      number_of(row, "best_ms");
-      rows_.try_emplace(key(row), row);
+      row.at("entry").get<std::string>();
+      for (const char* name : {"best_ms", "of_peak_best", "of_bandwidth_best"}) number_of(row, name);
+      rows_[key(row)].push_back(row);
     }
   } catch (const Json::exception&) {
     throw UsageError(fmt::format("--compare {}: wanted a file that `rapt bench --json` wrote", printable(name_)));
@@ -47,12 +49,15 @@ EarlierRun::EarlierRun(const std::filesystem::path& path) : name_(path.string())
 double EarlierRun::speedup(const Json& row) const {
   const auto found = rows_.find(key(row));
   if (found == rows_.end() || row.contains("error_occurred")) return kNone;
-  const Json& earlier = found->second;
-  const auto ratio = [&](const char* share) { return number_of(row, share) / number_of(earlier, share); };
+  const std::vector<Json>& rows = found->second;
+  const auto is_same = [&](const Json& earlier) { return earlier.at("entry") == row.at("entry"); };
+  const auto same = std::find_if(rows.begin(), rows.end(), is_same);
+  if (same == rows.end() && rows.size() > 1) return kNone;
+  const Json& earlier = same == rows.end() ? rows.front() : *same;
+  const auto ratio = [&](const char* name) { return number_of(row, name) / number_of(earlier, name); };
   const bool reads = number_of(earlier, "of_bandwidth_best") > number_of(earlier, "of_peak_best");
-  for (const char* share : {reads ? "of_bandwidth_best" : "of_peak_best", "of_peak_best"})
-    if (std::isfinite(ratio(share)) && ratio(share) > 0) return ratio(share);
-  return 1 / ratio("best_ms");
+  const double share = ratio(reads ? "of_bandwidth_best" : "of_peak_best");
+  return same != rows.end() && std::isfinite(share) && share > 0 ? share : 1 / ratio("best_ms");
 }
 
 bool EarlierRun::report(const Machine& machine, const Json& rows) const {
@@ -66,7 +71,7 @@ bool EarlierRun::report(const Machine& machine, const Json& rows) const {
     ++compared;
     logarithms += std::log(speed);
     slower += speed < kSlower ? 1 : 0;
-    slowest = std::min(slowest, {speed, key(row)});
+    slowest = std::min(slowest, {speed, fmt::format("{}, {}", key(row), row.at("entry").get<std::string>())});
   }
   fmt::print("{}: {} of {} rows compared", printable(name_), compared, rows.size());
   if (compared > 0) {
@@ -74,7 +79,7 @@ bool EarlierRun::report(const Machine& machine, const Json& rows) const {
                slowest.first, slowest.second);
   }
   fmt::print("\n");
-  return slower > 0;
+  return slower > 0 || compared == 0;
 }
 
 }  // namespace rapt::tools

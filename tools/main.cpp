@@ -141,7 +141,7 @@ class Arguments {
     add_min_time(*bench, bench_.min_time, "seconds of measurement per row");
     bench
         ->add_option("--compare", bench_.compare_path,
-                     "a file that --json wrote: compare rows of the same problem; exit code 1 if one is slower")
+                     "compare with this file, which --json wrote; exit code 1 if a row is slower")
         ->type_name("FILE");
     bench->add_option("--json", bench_.json_path, "also write the rows to this file, in the format of google-benchmark")
         ->type_name("FILE");

@@ -288,6 +288,36 @@ class Compare(CliTest):
             self.assertAlmostEqual(float(told[1]), mean, delta=0.001 + 0.01 * mean)
             self.assertEqual(float(told[2]), min(speeds))
 
+    def test_another_entry_is_compared_by_time(self):
+        def change(document):
+            for row in document["benchmarks"]:
+                row["entry"] = "attention_other"
+                row["best_ms"] /= 100
+        self.before(change)
+        result = self.compare()
+        self.assertEqual((result.returncode, result.stderr), (1, ""))
+        self.assertEqual(result.stdout.count("  slower"), 2)
+
+    def test_several_entries(self):
+        def change(document):
+            for i, row in enumerate(document["benchmarks"]):
+                row["best_ms"] *= 100 if i else 0.01
+                for share in ("of_peak_best", "of_bandwidth_best"):
+                    row[share] = row[share] and row[share] * (0.01 if i else 100)
+        self.problems = ("--problem", PROBLEM, "--entry", "attention")
+        self.before(change)
+        result = self.compare()
+        rows = len(json.loads(self.path.read_text())["benchmarks"])
+        self.assertGreater(rows, 1)
+        self.assertIn(f"{rows} of {rows} rows compared", result.stdout)
+        self.assertRegex(result.stdout, r", 1 slower; least .*, threads 1, attention")
+
+    def test_no_row_in_common(self):
+        self.before(lambda document: document["benchmarks"].clear())
+        result = self.compare()
+        self.assertEqual((result.returncode, result.stderr), (1, ""))
+        self.assertIn("before.json: 0 of 2 rows compared\n", result.stdout)
+
     def test_rows_that_are_only_in_one_run(self):
         def change(document):
             document["benchmarks"][0]["threads"] = 77
@@ -302,7 +332,8 @@ class Compare(CliTest):
 
     def test_other_files(self):
         texts = ("", "[]", "{", '{"context": {"cpu": ""}, "benchmarks": 3}', '{"context": {}, "benchmarks": []}',
-                 '{"context": {"cpu": ""}, "benchmarks": [{"problem": "attention", "threads": "1"}]}')
+                 '{"context": {"cpu": ""}, "benchmarks": [{"problem": "attention", "threads": "1"}]}',
+                 '{"context": {"cpu": ""}, "benchmarks": [{"problem": "attention", "threads": 1, "entry": "x", "of_peak_best": "x"}]}')
         for text in texts:
             self.path.write_text(text)
             self.assert_usage_error("bench", "--problem", PROBLEM, "--compare", str(self.path),
