@@ -3,7 +3,7 @@
 # they use all the same: with CMAKE_DISABLE_PRECOMPILE_HEADERS they compile without.
 function(rapt_precompile_headers target)
   list(TRANSFORM ARGN REPLACE "^<(.*)>$" "<\\1$<ANGLE-R>")
-  list(TRANSFORM ARGN REPLACE "^(.*)$" "$<$<COMPILE_LANGUAGE:CXX>:\\1>")
+  list(TRANSFORM ARGN REPLACE "^(.+)$" "$<$<COMPILE_LANGUAGE:CXX>:\\1>")
   target_precompile_headers(${target} PRIVATE ${ARGN})
   if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")  # a cache of compiled files gives back their contents, not their times
     target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:SHELL:-Xclang -fno-pch-timestamp>")
