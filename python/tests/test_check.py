@@ -1,5 +1,6 @@
-"""`python -m rapt check`: finds right results right and wrong ones wrong."""
+"""`python -m rapt`: its check finds right results right and wrong ones wrong."""
 
+import os
 import subprocess
 import sys
 
@@ -11,6 +12,7 @@ from rapt import __main__, _check
 
 ENTRIES = [entry for entry in rapt.info()["entries"] if entry["backend"] == "cpu" and not entry["unusable"]]
 FIRST = {entry["operation"]: entry for entry in reversed(ENTRIES)}  # of each operation, the one that is considered first
+PROBLEM = "attention b=1 hq=1 sq=2 d=4"
 
 
 def functions(operation):
@@ -86,8 +88,11 @@ def test_fails_where_nothing_was_checked(two_kernels, monkeypatch, capsys):
     ("arguments", "status", "text"),
     [
         ([], 2, "rapt check"),
-        (["chek"], 2, "chek: unknown command; wanted check, --version or --help"),
+        (["chek"], 2, "chek: unknown command; wanted check, info, --version or --help"),
         (["check", "now"], 2, "now: check takes no arguments; wanted"),
+        (["info", PROBLEM, "now"], 2, "now: info takes one argument; wanted"),
+        (["info", "attention b=1 now"], 2, "now"),
+        (["info", PROBLEM], 0, "chosen"),
         (["--help"], 0, "rapt check"),
         (["--version"], 0, rapt.__version__),
     ],
@@ -97,6 +102,12 @@ def test_the_command(arguments, status, text, monkeypatch, capsys):
     assert __main__.main() == status
     printed = capsys.readouterr()
     assert text in (printed.err if status else printed.out)
+
+
+def test_info_lists_every_kernel_even_where_a_wrong_one_is_forced():
+    run = subprocess.run([sys.executable, "-m", "rapt", "info"], env=os.environ | {"RAPT_KERNEL": "none"}, capture_output=True, text=True)
+    entries = [line.split()[1].rstrip(":") for line in run.stdout.splitlines() if line.startswith("entry ")]
+    assert entries == [entry["name"] for entry in rapt.info()["entries"]]
 
 
 def test_a_reader_that_closes_the_pipe_gets_no_traceback():
