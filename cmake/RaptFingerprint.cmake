@@ -5,7 +5,9 @@
 # As a script, for the build: cmake -DROOT=<rapt> -DHEADER=<file> -P RaptFingerprint.cmake
 block()
 set(depends "")
-if(NOT CMAKE_SCRIPT_MODE_FILE)
+if(CMAKE_SCRIPT_MODE_FILE)
+  cmake_minimum_required(VERSION 3.25)
+else()
   set(ROOT ${PROJECT_SOURCE_DIR})
   set(HEADER ${rapt_private_dir}/dispatch/fingerprint.hpp)
   set(depends CONFIGURE_DEPENDS)
@@ -49,7 +51,9 @@ inline constexpr char kBuild[] = \"sources @fingerprint@, compiler \" __VERSION_
 }  // namespace rapt
 ")
 
-if(NOT CMAKE_SCRIPT_MODE_FILE)
+if(CMAKE_SCRIPT_MODE_FILE)
+  cmake_minimum_required(VERSION 3.25)
+else()
   list(TRANSFORM files PREPEND ${ROOT}/)
   add_custom_command(OUTPUT ${HEADER} DEPENDS ${files} COMMENT "Comparing the sources with their fingerprint" VERBATIM
                      COMMAND ${CMAKE_COMMAND} -DROOT=${ROOT} -DHEADER=${HEADER} -P ${CMAKE_CURRENT_LIST_FILE})
