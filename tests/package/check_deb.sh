@@ -21,7 +21,7 @@ for name in "${names[@]}"; do
 done
 export RAPT_EXPECT_CUDA=0
 [[ " ${names[*]}" != *" librapt-cuda"* ]] || RAPT_EXPECT_CUDA=1
-cmake -S "$here/find_package" -B "$work/cmake"
+cmake -G Ninja -S "$here/find_package" -B "$work/cmake"
 cmake --build "$work/cmake"
 "$work/cmake/consumer"
 # shellcheck disable=SC2046
@@ -30,8 +30,10 @@ c++ -std=c++20 "$here/consumer.cpp" $(pkg-config --cflags --libs rapt) -o "$work
 /usr/bin/rapt check --problem "b=1 hq=2 sq=48 d=16 causal"
 cd "$work"
 env -u PYTHONDONTWRITEBYTECODE /usr/bin/python3 - <<'END'
-import os, numpy, rapt
+import importlib.metadata, os, numpy, rapt
 assert rapt.__file__.startswith("/usr/lib/python3/dist-packages/"), rapt.__file__
+found = importlib.metadata.distribution("rapt-attention")
+assert found.version.startswith(rapt.__version__) and "rapt" in {entry.name for entry in found.entry_points}, found.metadata
 assert bool(rapt.info()["backends"][1]["missing"]) == (os.environ["RAPT_EXPECT_CUDA"] == "0"), rapt.info()["backends"]
 q = numpy.random.default_rng(0).standard_normal((1, 2, 48, 16)).astype(numpy.float32)
 weights = numpy.exp(q.astype(float) @ q.astype(float).swapaxes(-1, -2) / 4)
