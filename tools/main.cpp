@@ -38,7 +38,6 @@ constexpr const char* kCheckExamples = R"(Examples:
   rapt check --problem "b=1 hq=8 sq=512 d=64 causal" --entry attention --seeds 3
   rapt check --json check.json)";
 constexpr const char* kBenchExamples = R"(Examples:
-  rapt bench --set quick
   rapt bench --set my_problems.txt --threads 1,2 --json before.json
   rapt bench --set my_problems.txt --threads 1,2 --compare before.json
   rapt bench --problem "b=1 hq=8 sq=512 d=64 causal" --entry attention --trace trace.json)";

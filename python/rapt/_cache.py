@@ -12,13 +12,13 @@ from rapt._scalars import truth
 
 __all__ = ["append_kv", "merge_states", "rotary_append_kv"]
 
-_PLAIN: dict[str, Any] = {name: SIGNATURE.parameters[name].default for name in _core.cache_arguments()}
+_DEFAULTS: dict[str, Any] = {name: SIGNATURE.parameters[name].default for name in _core.cache_arguments()}
 
 
 def cache_arguments(**given: Any) -> tuple[Any, ...]:
-    """What the extension is told of a cache, in its order, from those arguments of attention() that are given. Its
-    functions that take a cache take these last."""
-    return tuple((_PLAIN | given).values())
+    """The cache arguments of the extension's functions, in order: those of attention() that are given, and the defaults of the
+    others. append_kv and rotary_append_kv take them last."""
+    return tuple((_DEFAULTS | given).values())
 
 
 def append_kv(

@@ -43,9 +43,9 @@ class Place:
     """Whether the memory was made in inference mode, and may be written there alone."""
     addresses: list[tuple[int, int]]
     """Where each part of the memory begins and ends."""
-    into: tuple[tuple[Any, ...], tuple[Any, ...]] | None
-    """Arguments of the extension: k, v, cache_seqlens and cu_seqlens, and what says how the rows are kept. None for
-    latents in codes."""
+    append_arguments: tuple[tuple[Any, ...], tuple[Any, ...]] | None
+    """Of the extension's functions that append: k, v, cache_seqlens and cu_seqlens, and those of cache_arguments(). None
+    for latents in codes."""
     views: tuple[Callable[[int, int], Any], ...]
     """Of the memory of keys and of values, from a row on, so many rows."""
 
@@ -60,15 +60,15 @@ class Place:
         if start is None or start != first_row(v, values) or room != v_room or b * h == 0:
             return None
         parts = (*parts_of(k), *parts_of(v))
-        before, into = np.empty(b, np.int64), None
+        before, append_arguments = np.empty(b, np.int64), None
         if type(k) is type(v):
             k_array, v_array, coding = arrays_of(k, v)
-            into = (k_array, v_array, before, None), cache_arguments(**coding)
+            append_arguments = (k_array, v_array, before, None), cache_arguments(**coding)
         return cls(
             *(keys, values, k, v, start, keys.shape[2], room, k.dtype, (b, h, d, dv), before),
             inference=any(x.is_inference() for x in parts),
             addresses=[addresses_of(x) for x in parts],
-            into=into,
+            append_arguments=append_arguments,
             views=(_views_of(k), _views_of(v)),
         )
 
@@ -93,11 +93,11 @@ class Place:
 
     def append(self, key_states: Tensor, value_states: Tensor) -> None:
         self.before.fill(self.start + self.rows)
-        if self.into is None:
+        if self.append_arguments is None:
             write(key_states, value_states, self.key_memory, self.value_memory, self.before)
         else:
-            rows, kept = self.into
-            _core.append_kv(key_states, value_states, *rows, *kept)
+            rows, coding = self.append_arguments
+            _core.append_kv(key_states, value_states, *rows, *coding)
         self.show(self.start, self.rows + key_states.shape[2])
 
     def append_rotated(self, query: Tensor, key_states: Tensor, value_states: Tensor, options: tuple[Any, ...]) -> bool:
@@ -105,16 +105,16 @@ class Place:
         rapt.rotary_append_kv that begin with cos and end with q_out. False if nothing is written, because rapt refuses
         such tensors, or there is no room."""
         n = key_states.shape[2]
-        if self.into is None or self.start + self.rows + n > self.room or n == 0:
+        if self.append_arguments is None or self.start + self.rows + n > self.room or n == 0:
             return False
         if self.inference and not torch.is_inference_mode_enabled():
             return False
         if key_states.dtype is not self.dtype or value_states.dtype is not self.dtype or type(value_states) is not Tensor:
             return False
         self.before.fill(self.start + self.rows)
-        rows, kept = self.into
+        rows, coding = self.append_arguments
         try:
-            _core.rotary_append_kv(query, key_states, value_states, *rows, *options, None, *kept)
+            _core.rotary_append_kv(query, key_states, value_states, *rows, *options, None, *coding)
         except (TypeError, ValueError):
             return False
         self.show(self.start, self.rows + n)

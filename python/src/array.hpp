@@ -62,7 +62,7 @@ class Arrays {
  private:
   std::vector<nb::ndarray<nb::ro>> owners_;
   std::vector<nb::handle> written_;
-  bool has_tensors_ = false, recorded_ = false;  // recorded: gradients of PyTorch's are
+  bool has_tensors_ = false, recorded_ = false;  // recorded_: whether PyTorch records gradients
 };
 
 }  // namespace rapt::python

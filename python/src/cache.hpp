@@ -9,7 +9,7 @@
 
 namespace rapt::python {
 
-/// What makes a cache of k and v, as Python hands it on, and the names of what follows the layout.
+/// What makes a cache of k and v, as Python hands it on. kNames: of what follows the layout.
 struct CacheArguments {
   CacheLayout layout;
   nb::handle k_scale, v_scale, k_zero, v_zero, k_tail, kv_dtype;

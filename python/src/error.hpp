@@ -15,8 +15,8 @@ namespace rapt::python {
 [[noreturn]] void refuse_type(const std::string& argument, const std::string& got, const std::string& wanted);
 [[noreturn]] void refuse_value(const std::string& argument, const std::string& got, const std::string& wanted);
 
-/// Throws what is a RuntimeError in Python: the package called the extension with too many arguments, or too few. No
-/// caller takes that for a refusal.
+/// Throws std::logic_error, in Python a RuntimeError: the package called the extension with too many arguments, or too
+/// few. Callers that fall back on TypeError or ValueError do not catch it.
 [[noreturn]] void refuse_count(std::size_t got, std::size_t wanted);
 
 /// Pairs of the library's name of an argument and Python's. Others are called alike.

@@ -290,7 +290,7 @@ def test_refusals_name_pythons_arguments():
 
 @pytest.mark.parametrize("function", [rapt.attention, rapt.append_kv, rapt.rotary_append_kv])
 def test_all_that_the_extension_knows_of_caches_has_a_name_in_python(function, monkeypatch):
-    """What a new layout adds, too: callers that do not know it hand on its default."""
+    """A new layout's arguments, too: callers that do not know them pass the defaults."""
     calls, parameters = [], inspect.signature(function).parameters
     monkeypatch.setattr(_core, function.__name__, lambda *arguments: calls.append(arguments))
     names = _core.cache_arguments()
@@ -305,6 +305,6 @@ def test_all_that_the_extension_knows_of_caches_has_a_name_in_python(function, m
 
 @pytest.mark.parametrize("name", ["attention", "append_kv", "rotary_append_kv"])
 def test_a_call_without_an_argument_is_no_refusal(name):
-    """Which models would take for one, and go another way."""
+    """Models catch refusals and take a slower way; this they must not catch."""
     with pytest.raises(RuntimeError, match=r"^got 2 arguments; wanted \d+$"):
         getattr(_core, name)(None, None)

@@ -58,8 +58,8 @@ inline float element_of(const void* data, DType dtype, std::int64_t stride, std:
   return 0;
 }
 
-// Calls f(type) for loops over element_of(). The type is a constant, so that they do not ask at every element, unless
-// such loops are rare.
+// Calls f(type) for a loop over element_of(). `type` is a constant for most types, so that the loop does not test it at
+// each element; else a value.
 template <class F>
 auto with_constant(DType dtype, F f) {
   switch (dtype) {

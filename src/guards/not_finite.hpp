@@ -18,10 +18,26 @@ struct NotFinite {
   double value;
 };
 
+// The first element that is not finite.
 inline std::optional<NotFinite> first_not_finite_in(const Block& block) {
-  const std::optional<Found> found = first_not_finite(block);
-  if (!found) return {};
-  return NotFinite{{block.name, to_vector(found->index, block.view.ndim)}, static_cast<double>(found->value)};
+  const TensorView& t = block.view;
+  std::optional<NotFinite> found;
+  if (!t) return found;
+  const std::int64_t n = numbers_of_row(t), step = t.strides[static_cast<std::size_t>(t.ndim - 1)];
+  with_constant(t.dtype, [&](auto dtype) {
+    any_row(t, [&](const void* row, Index index) {
+      for (std::int64_t i = 0; i < n; ++i) {
+        const float x = element_of(row, dtype, step, i);
+        if (!is_not_finite(x, block.allows_minus_infinity)) continue;
+        index[static_cast<std::size_t>(t.ndim - 1)] = i;
+        for (std::size_t dim = 0; dim < index.size(); ++dim) index[dim] += block.first[dim];
+        found = NotFinite{{block.name, to_vector(index, t.ndim)}, static_cast<double>(x)};
+        return true;
+      }
+      return false;
+    });
+  });
+  return found;
 }
 
 // The first of several blocks, as they come to it.
@@ -50,7 +66,7 @@ inline void report(Reports& reports, const NotFinite& result, const std::optiona
 
 // Of operations whose results show what went wrong, whatever it was.
 template <class Args>
-std::optional<NotFinite> nonfinite_result(const Args& args) {
+std::optional<NotFinite> not_finite_result(const Args& args) {
   FirstNotFinite first;
   for (const Argument& a : OperationOf<Args>::arguments.arguments)
     if (is_result(a)) first(a, &args);
@@ -59,7 +75,7 @@ std::optional<NotFinite> nonfinite_result(const Args& args) {
 
 // Of operations that read all of their inputs: the first of them, in the order of the table.
 template <class Args>
-std::optional<NotFinite> nonfinite_input(const Args& args) {
+std::optional<NotFinite> not_finite_input(const Args& args) {
   constexpr DTypeSet kMayBeNan = kFloatTypes | kFp8Types;
   FirstNotFinite first;
   for (const Argument& a : OperationOf<Args>::arguments.arguments)

@@ -86,35 +86,8 @@ bool any_row(const TensorView& t, F f) {
   }
 }
 
-struct Found {
-  Index index;
-  float value;
-};
-
 inline bool is_not_finite(float x, bool allows_minus_infinity) {
   return !std::isfinite(x) && !(allows_minus_infinity && x < 0);
-}
-
-// The first element that is not finite.
-inline std::optional<Found> first_not_finite(const Block& block) {
-  const TensorView& t = block.view;
-  std::optional<Found> found;
-  if (!t) return found;
-  const std::int64_t n = numbers_of_row(t), step = t.strides[static_cast<std::size_t>(t.ndim - 1)];
-  with_constant(t.dtype, [&](auto dtype) {
-    any_row(t, [&](const void* row, const Index& index) {
-      for (std::int64_t i = 0; i < n; ++i) {
-        const float x = element_of(row, dtype, step, i);
-        if (!is_not_finite(x, block.allows_minus_infinity)) continue;
-        found = {index, x};
-        found->index[static_cast<std::size_t>(t.ndim - 1)] = i;
-        for (std::size_t dim = 0; dim < index.size(); ++dim) found->index[dim] += block.first[dim];
-        return true;
-      }
-      return false;
-    });
-  });
-  return found;
 }
 
 }  // namespace rapt

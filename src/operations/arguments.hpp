@@ -36,7 +36,7 @@ struct Argument {
   const char* like_name = nullptr;                                        // the argument whose type it has
   std::int8_t like = -1;
   bool is_packed = false;              // i4x2 has two elements of the last dimension in a byte
-  bool allows_minus_infinity = false;  // guards take -inf for finite
+  bool allows_minus_infinity = false;  // guards accept -inf
   const char* of_name = nullptr;       // the argument that it is the gradient of: of its shape, and none without it
   std::int8_t of = -1;
   bool is_of_forward = false;  // in C, of the forward's arguments

@@ -17,7 +17,7 @@ namespace rapt {
 //     static void check_values(args, call)  if what tensors hold may be wrong, once they are known not to overlap
 //     static void set_scalars(c, args)  if there are arguments that are no tensors: from C
 //     static unsigned features(args)    of the call, one bit or more, if shapes or presence depend on them; else 1
-//     static constexpr const char* feature_names[]  then: from the lowest bit on, of those that errors speak of
+//     static constexpr const char* feature_names[]  then: of the features, for errors, from the lowest bit on
 //     static std::vector<Problem> corners(problem)  if its entry depends on sizes: corner_problems() of call.hpp
 //     static Device device(args)        if it runs on GPUs: where its tensors are to be; else the CPU
 template <class Args>

@@ -55,7 +55,7 @@ struct Fp8<DType::f8e4m3> : Float8<3, 7, 0x7e, 0x7f, 0x7f> {};
 template <>
 struct Fp8<DType::f8e5m2> : Float8<2, 15, 0x7b, 0x7c, 0x7e> {};
 
-// The scale with which `steps` codes span `range`.
+// The scale that maps `range` onto `steps` codes.
 RAPT_HOST_DEVICE float scale_for(double range, double steps) {
   constexpr float kSmallest = 0x1p-126f;
   const auto scale = static_cast<float>(range / steps);

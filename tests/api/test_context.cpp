@@ -166,9 +166,9 @@ TEST_CASE("a user's executor is used, with no more workers than allowed", "[api]
     options.executor = executor;
     options.threads = threads;
     CHECK(run_and_compare(c, Context(options), reference).ok());
-    const int most = threads == 0 ? 4 : std::min(threads, 4);
-    CHECK(executor->max_workers <= most);
-    if (most > 1) CHECK(executor->max_workers == most);
+    const int expected = threads == 0 ? 4 : std::min(threads, 4);
+    CHECK(executor->max_workers <= expected);
+    if (expected > 1) CHECK(executor->max_workers == expected);
   }
 }
 

@@ -43,7 +43,7 @@ sys.exit(words[words.index("--threads") + 1] == "2" and words[0] == "roofline")
 def roofline_document(fused_ms=1.0, three_ms=2.0, seeds=3):
     """What `rapt roofline --set fusion` would write on a machine where every call takes so long."""
     dots = []
-    for d in three_steps.WIDTHS:
+    for d in three_steps.HEAD_DIMS:
         for s in three_steps.LENGTHS:
             for causal in (False, True):
                 flops = 32 * s * s * d / (1 + causal)

@@ -28,7 +28,7 @@ CPU_KERNEL = KERNEL + [r'"cpu/registry\.hpp"', r"<xsimd/xsimd\.hpp>", r"<(immint
 CUDA_KERNEL = KERNEL + [r"<(algorithm|array|cmath|numeric|optional|type_traits|utility|cuda\w*|cstddef|cstdint)(\.h)?>"]
 # Launches, and what the host knows of kernels.
 CUDA_HOST = r'"cuda/(\w+/)?\w+\.hpp"'
-# The rooms of all but kernels, each with those below it. None sees SIMD, or a backend's kernels.
+# The folders without kernels, each with those below it. None sees SIMD, or a backend's kernels.
 STANDARD = r"<(?!xsimd|Eigen|fmt|immintrin|cuda|nvtx|ittnotify)[^>]+>"
 PUBLIC = r'"rapt/\w+\.(hpp|h|def)"'
 CORE = [STANDARD, PUBLIC, r'"core/\w+\.hpp"']

@@ -50,7 +50,7 @@ TEST_CASE("tables: guards see every tensor of a list", "[unit]") {
   const std::vector<TensorView> outs = {{fine, {1, 2}}, {fine, {1, 2}}, {bad, {1, 2}}}, lses(3, TensorView(fine, {1}));
   MergeStatesArgs args{};
   args.outs = outs, args.lses = lses;
-  const auto found = nonfinite_input(args);
+  const auto found = not_finite_input(args);
   REQUIRE(found);
   CHECK(found->place.tensor == "outs[2]");
   CHECK(found->place.index == std::vector<std::int64_t>{0, 1});

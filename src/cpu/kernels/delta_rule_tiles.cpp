@@ -219,8 +219,8 @@ class DeltaRuleTilesRunner {
     const std::int64_t d = round_up(p_.d, kLanes);
     std::int64_t n = 0;
     for (; n < kBlock && first + n < tokens_.count(); ++n) {
-      float *const decay = n == 0 ? w_.first_decay : w_.decay, *const z_factor =
-                                                                   n == 0 ? w_.first_z_factor : w_.z_factor;
+      float* const decay = n == 0 ? w_.first_decay : w_.decay;
+      float* const z_factor = n == 0 ? w_.first_z_factor : w_.z_factor;
       tokens_.prefetch_ahead_of(first + n);
       tokens_.decay(first + n, decay);
       const bool opens_window = next_e(w_.e, decay, d, false, w_.next_e, z_factor);

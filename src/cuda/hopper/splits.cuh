@@ -31,7 +31,7 @@ struct SplitRule {
 __host__ __device__ inline Splits splits_of(std::int64_t all_keys, int rows, const SplitRule& rule) {
   const auto keys = static_cast<unsigned>(all_keys), units = (keys + kSplitUnit - 1) / kSplitUnit;
   const auto max_splits = static_cast<unsigned>(rule.max_splits), max_keys = static_cast<unsigned>(rule.max_keys);
-  // Of `count` splits of equal length.
+  // Keys of each of `count` equal splits, in whole units.
   const auto keys_of_split = [&](unsigned count) { return (units + count - 1) / count * kSplitUnit; };
   if (max_keys > 0) {
     if (keys <= max_keys) return {rule.max_keys, 1};

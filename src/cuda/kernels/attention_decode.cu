@@ -17,7 +17,7 @@ int bytes_of(DType kv_type) {
   return set_of(kv_type) & kFloatTypes ? 2 : 1;
 }
 
-// Strides in vectors of so many elements.
+// Strides in units of `vector_elements`.
 ShortStrides short_strides(const Strides& s, std::int64_t vector_elements) {
   const auto count = [&](std::int64_t stride) { return static_cast<std::uint32_t>(stride / vector_elements); };
   return {count(s.b), count(s.h), count(s.s), count(s.d)};
@@ -61,10 +61,8 @@ bool is_simple(const AttentionParams& p, const DecodeOperand& side) {
 
 // The same of queries, which are read 8 elements at a time.
 void set_queries(const AttentionParams& p, DecodeParams& params) {
-  const std::int64_t bytes = p.q_type == DType::f32      ? 4
-                             : p.q_type == DType::f8e4m3 ? 1
-                                                         : 2,
-                     vector_elements = 16 / bytes;
+  const std::int64_t bytes = p.q_type == DType::f32 ? 4 : p.q_type == DType::f8e4m3 ? 1 : 2;
+  const std::int64_t vector_elements = 16 / bytes;
   const Strides& s = p.q_stride;
   const std::int64_t end = p.b * s.b + p.hk * p.group * s.h + std::max(p.sq, p.total_q) * s.s;
   params.of_queries = short_strides(s, vector_elements);

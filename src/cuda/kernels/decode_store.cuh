@@ -7,7 +7,7 @@
 
 namespace rapt::cuda {
 
-// Each warp's results in shared memory: row_max and row_sum of every row, and where its O is staged.
+// Each warp's results in shared memory: row_max and row_sum of every row.
 template <class C>
 struct DecodeResults {
   // O is staged in free slots of the rings, 8 rows and kPassColumns columns at a time.

@@ -17,15 +17,15 @@
 namespace rapt::cuda {
 namespace {
 
-using Config = DeltaRuleConfig;
 constexpr int kMaxReads = 8;  // query heads of a state head in a launch
 constexpr int kMaxWarps = 8;
 // From d = 128 on more columns to a lane mean fewer warps for a state, and a token takes as long.
-constexpr std::array kConfigs = {Config{64, 4, false}, Config{128, 2, false}, Config{256, 2, false},
-                                 Config{64, 4, true},  Config{128, 2, true},  Config{256, 2, true}};
+constexpr std::array kConfigs = {DeltaRuleConfig{64, 4, false},  DeltaRuleConfig{128, 2, false},
+                                 DeltaRuleConfig{256, 2, false}, DeltaRuleConfig{64, 4, true},
+                                 DeltaRuleConfig{128, 2, true},  DeltaRuleConfig{256, 2, true}};
 
 // The part of a state that a lane has: every so many runs of four rows, of kColumns columns.
-template <Config kConfig>
+template <DeltaRuleConfig kConfig>
 struct State {
   static constexpr int kLanes = kConfig.lanes(), kRuns = kConfig.rows() / 4, kColumns = kConfig.columns;
   StateRun<kColumns> run[kRuns];
@@ -99,7 +99,7 @@ struct State {
 
 // The columns of a state that a thread block has, from the first token to the last. Tokens are prepared one group
 // ahead of the recurrence, and loaded two groups ahead.
-template <Config kConfig>
+template <DeltaRuleConfig kConfig>
 __device__ void run_columns(const DeltaRuleParams& p, const Reads& reads, std::int64_t b, std::int64_t h,
                             std::int64_t first_column, float* shared) {
   using Own = State<kConfig>;
@@ -146,7 +146,7 @@ __device__ void run_columns(const DeltaRuleParams& p, const Reads& reads, std::i
 template <int kD, int kColumns, bool kChannelDecay>
 __global__ void __launch_bounds__(32 * kMaxWarps, 2)
     delta_rule(const __grid_constant__ DeltaRuleParams p, const Reads reads) {
-  constexpr Config kConfig{kD, kColumns, kChannelDecay};
+  constexpr DeltaRuleConfig kConfig{kD, kColumns, kChannelDecay};
   extern __shared__ float4 shared[];
   const int columns = blockDim.x / 32 * kConfig.warp_columns();
   for (std::int64_t b = blockIdx.z; b < p.b; b += gridDim.z)
@@ -160,7 +160,7 @@ cudaError_t launch_delta_rule(const DeltaRuleParams& p, cudaStream_t stream) {
   if (p.b == 0 || p.h == 0) return cudaSuccess;
   constexpr std::int64_t kMaxBlocks = 65535;  // of a grid's y and z
   const int d = p.d <= 64 ? 64 : p.d <= 128 ? 128 : 256;
-  const Config config = *std::find_if(kConfigs.begin(), kConfigs.end(), [&](const Config& each) {
+  const DeltaRuleConfig config = *std::find_if(kConfigs.begin(), kConfigs.end(), [&](const DeltaRuleConfig& each) {
     return each.d == d && each.channel_decay == (p.decay == Decay::channel);
   });
   const auto shared_bytes = [&](int warps, int reads) {
@@ -181,7 +181,7 @@ cudaError_t launch_delta_rule(const DeltaRuleParams& p, cudaStream_t stream) {
     const Reads reads{static_cast<int>(first), static_cast<int>(std::min<std::int64_t>(p.reads - first, kMaxReads)),
                       first == 0};
     status = launch_one_of<kConfigs>(config, [&](auto index) {
-      constexpr Config kConfig = kConfigs[index];
+      constexpr DeltaRuleConfig kConfig = kConfigs[index];
       return launch_clusters(1, false, delta_rule<kConfig.d, kConfig.columns, kConfig.channel_decay>, blocks,
                              static_cast<unsigned>(32 * warps), shared_bytes(warps, reads.count), stream, p, reads);
     });

@@ -65,7 +65,8 @@ __global__ void __launch_bounds__(256, 3)
   if (from >= 0) barrier_wait(barrier, 0);
 
   if (range.count > 0) {
-    // kLanes lanes share kColumns columns, from `column` on. Each has some of their rows, and at last one column's sum.
+    // kLanes lanes share kColumns columns, from `column` on. Each holds some of their rows and
+    // ends with one column's sum.
     const int lane = threadIdx.x % 32, row_lane = lane / kStep % kLanes;
     const int column_group = kKeysFirst ? lane % kStep : lane / kLanes;
     const int column = (static_cast<int>(threadIdx.x) / 32 * (32 / kLanes) + column_group) * kColumns;

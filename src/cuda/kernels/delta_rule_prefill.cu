@@ -18,10 +18,10 @@ namespace {
 constexpr int kRecords = 4;
 constexpr std::int64_t kColumns = kDeltaRulePrefillColumns;  // of a warpgroup
 
-struct Config {
+struct DeltaRulePrefillConfig {
   int d, state_groups;  // rows of a state, padded; warpgroups with columns of it
   bool channel_decay;
-  friend constexpr bool operator==(const Config&, const Config&) = default;
+  friend constexpr bool operator==(const DeltaRulePrefillConfig&, const DeltaRulePrefillConfig&) = default;
 
   // Warpgroups that prepare chunks.
   RAPT_HOST_DEVICE constexpr int factor_groups() const { return state_groups == 1 ? 3 : 2; }
@@ -32,7 +32,7 @@ struct Config {
 };
 
 constexpr auto kConfigs = [] {
-  std::array<Config, 8> all{};
+  std::array<DeltaRulePrefillConfig, 8> all{};
   for (unsigned i = 0; i < all.size(); ++i) all[i] = {i & 1 ? 64 : 128, i & 2 ? 1 : 2, (i & 4) != 0};
   return all;
 }();
@@ -43,9 +43,9 @@ constexpr int shared_bytes(int factor_groups) {
 }
 
 template <int kD, int kStateGroups, bool kChannelDecay>
-__global__ void __launch_bounds__(Config{kD, kStateGroups, kChannelDecay}.threads(), 1)
+__global__ void __launch_bounds__(DeltaRulePrefillConfig{kD, kStateGroups, kChannelDecay}.threads(), 1)
     delta_rule_prefill(const __grid_constant__ DeltaRuleParams p) {
-  constexpr Config kConfig{kD, kStateGroups, kChannelDecay};
+  constexpr DeltaRulePrefillConfig kConfig{kD, kStateGroups, kChannelDecay};
   constexpr int kFactorGroups = kConfig.factor_groups();
   using Record = ChunkRecord<kD>;
   using Memory = FactorMemory<kD>;
@@ -101,10 +101,10 @@ __global__ void __launch_bounds__(Config{kD, kStateGroups, kChannelDecay}.thread
 
 cudaError_t launch_delta_rule_prefill(const DeltaRuleParams& p, int state_groups, cudaStream_t stream) {
   if (p.b == 0 || p.h == 0) return cudaSuccess;
-  const Config config{p.d <= 64 ? 64 : 128, state_groups, p.decay == Decay::channel};
+  const DeltaRulePrefillConfig config{p.d <= 64 ? 64 : 128, state_groups, p.decay == Decay::channel};
   const std::int64_t blocks = p.b * p.h * ceil_div(p.dv, kColumns * state_groups);
   return launch_one_of<kConfigs>(config, [&](auto index) {
-    constexpr Config kConfig = kConfigs[index];
+    constexpr DeltaRulePrefillConfig kConfig = kConfigs[index];
     return launch_kernel(false, delta_rule_prefill<kConfig.d, kConfig.state_groups, kConfig.channel_decay>,
                          static_cast<unsigned>(blocks), static_cast<unsigned>(kConfig.threads()),
                          static_cast<std::size_t>(shared_bytes<kConfig.d>(kConfig.factor_groups())), stream, p);

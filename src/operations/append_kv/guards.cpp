@@ -9,8 +9,8 @@ namespace {
 using std::int64_t;
 
 // New rows of k or v, and the rows of a cache that they became. `column` is that of k_new where these begin.
-std::optional<NotFinite> nonfinite_row(const AppendKvParams& p, const AppendKvSide& side, const Block& from,
-                                       const Block& to, int64_t column) {
+std::optional<NotFinite> not_finite_row(const AppendKvParams& p, const AppendKvSide& side, const Block& from,
+                                        const Block& to, int64_t column) {
   for (int64_t i = 0; i < p.b; ++i) {
     const NewRows rows = new_rows(p, i);
     for (int64_t n = first_kept(p, rows.count); n < rows.count; ++n)
@@ -31,7 +31,7 @@ std::optional<NotFinite> nonfinite_row(const AppendKvParams& p, const AppendKvSi
 
 }  // namespace
 
-std::optional<NotFinite> nonfinite_rows(const AppendKvArgs& a, const AppendKvParams& p) {
+std::optional<NotFinite> not_finite_rows(const AppendKvArgs& a, const AppendKvParams& p) {
   for (int i = 0; i < p.sides; ++i) {
     const AppendKvSide& side = p.side[i];
     const bool is_k = side.to == a.cache.k.data, is_tail = a.cache.k_tail && side.to == a.cache.k_tail.data;
@@ -39,14 +39,14 @@ std::optional<NotFinite> nonfinite_rows(const AppendKvArgs& a, const AppendKvPar
     const Block to = is_tail ? Block{"cache.k_tail", a.cache.k_tail}
                      : is_k  ? Block{"cache.k", a.cache.k}
                              : Block{"cache.v", a.cache.v};
-    auto found = nonfinite_row(p, side, {is_k || is_tail ? "k_new" : "v_new", from}, to, is_tail ? p.side[0].size : 0);
+    auto found = not_finite_row(p, side, {is_k || is_tail ? "k_new" : "v_new", from}, to, is_tail ? p.side[0].size : 0);
     if (found) return found;
   }
   return {};
 }
 
 void find_not_finite(const WatchedCall<AppendKvArgs>& w, const SavedState&, Reports& reports) {
-  const auto found = nonfinite_rows(w.args, std::get<AppendKvParams>(w.call.params));
+  const auto found = not_finite_rows(w.args, std::get<AppendKvParams>(w.call.params));
   if (found) reports.add(GuardReport::Guard::nan, found->place, found->value);
 }
 

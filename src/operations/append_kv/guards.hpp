@@ -8,6 +8,6 @@
 namespace rapt {
 
 // The first number that is not finite, of new rows or of the rows of the cache that they became.
-std::optional<NotFinite> nonfinite_rows(const AppendKvArgs& args, const AppendKvParams& params);
+std::optional<NotFinite> not_finite_rows(const AppendKvArgs& args, const AppendKvParams& params);
 
 }  // namespace rapt

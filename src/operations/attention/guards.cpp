@@ -27,7 +27,7 @@ std::optional<NotFinite> cause_of(const WatchedCall<AttentionArgs>& w, const Not
 }  // namespace
 
 void find_not_finite(const WatchedCall<AttentionArgs>& w, const SavedState&, Reports& reports) {
-  if (const auto result = nonfinite_result(w.args)) report(reports, *result, cause_of(w, *result));
+  if (const auto result = not_finite_result(w.args)) report(reports, *result, cause_of(w, *result));
 }
 
 const char* why_not_again(const AttentionArgs&) {

@@ -49,12 +49,11 @@ class AttentionRow {
     scores,
     none
   };
-  struct NotFinite {
+  struct {
     Stage stage = Stage::none;
     std::vector<std::int64_t> index;  // in its tensor
     double value = 0;
-  };
-  NotFinite first;
+  } first;  // number that is not finite
 
  protected:
   // A key that the row sees: its score x, without what is the same for all keys, and by how much a kernel's may be off
@@ -92,7 +91,7 @@ class AttentionRow {
   // The row's index in q and out, or in lse; with c, of an element.
   std::vector<std::int64_t> index() const;
   std::vector<std::int64_t> index(std::int64_t c) const;
-  // Makes it `first`, unless that is of an earlier stage or the same.
+  // Keeps the first number of the earliest stage.
   void note_not_finite(Stage stage, double value, std::vector<std::int64_t> index);
   std::vector<std::int64_t> kv_index(std::int64_t j, std::int64_t c) const;
   std::int64_t call_token() const { return p_.tokens > 0 ? s_.q_first : token_; }

@@ -42,7 +42,7 @@ std::optional<NotFinite> cause_of(const WatchedCall<AttentionBackwardArgs>& w) {
 }  // namespace
 
 void find_not_finite(const WatchedCall<AttentionBackwardArgs>& w, const SavedState&, Reports& reports) {
-  if (const auto result = nonfinite_result(w.args)) report(reports, *result, cause_of(w));
+  if (const auto result = not_finite_result(w.args)) report(reports, *result, cause_of(w));
 }
 
 const char* why_not_again(const AttentionBackwardArgs&) {

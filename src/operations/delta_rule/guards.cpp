@@ -25,7 +25,7 @@ void for_each_final_state(const DeltaRuleArgs& a, const DeltaRuleParams& p, F f)
       if (const int64_t slot = slot_of(p, b, step); slot >= 0) f(slice({"final_state", a.final_state}, 0, slot, 1));
 }
 
-std::optional<NotFinite> nonfinite_result_of(const WatchedCall<DeltaRuleArgs>& w) {
+std::optional<NotFinite> not_finite_result_of(const WatchedCall<DeltaRuleArgs>& w) {
   FirstNotFinite first;
   first("out", w.args.out);
   for_each_final_state(w.args, std::get<DeltaRuleParams>(w.call.params), [&](const Block& block) { first(block); });
@@ -46,7 +46,7 @@ std::optional<NotFinite> cause_of(const WatchedCall<DeltaRuleArgs>& w, const Sav
 }  // namespace
 
 void find_not_finite(const WatchedCall<DeltaRuleArgs>& w, const SavedState& before, Reports& reports) {
-  if (const auto result = nonfinite_result_of(w)) report(reports, *result, cause_of(w, before));
+  if (const auto result = not_finite_result_of(w)) report(reports, *result, cause_of(w, before));
 }
 
 void find_not_finite_state(const DeltaRuleArgs& args, const DeltaRuleParams& params, SavedState& before) {

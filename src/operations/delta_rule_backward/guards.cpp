@@ -5,7 +5,7 @@
 namespace rapt {
 
 void find_not_finite(const WatchedCall<DeltaRuleBackwardArgs>& w, const SavedState&, Reports& reports) {
-  if (const auto result = nonfinite_result(w.args)) report(reports, *result, nonfinite_input(w.args));
+  if (const auto result = not_finite_result(w.args)) report(reports, *result, not_finite_input(w.args));
 }
 
 const char* why_not_again(const DeltaRuleBackwardArgs&) {

@@ -26,7 +26,7 @@ std::optional<NotFinite> cause_of(const WatchedCall<MergeStatesArgs>& w, const N
 }  // namespace
 
 void find_not_finite(const WatchedCall<MergeStatesArgs>& w, const SavedState&, Reports& reports) {
-  if (const auto result = nonfinite_result(w.args)) report(reports, *result, cause_of(w, *result));
+  if (const auto result = not_finite_result(w.args)) report(reports, *result, cause_of(w, *result));
 }
 
 const char* why_not_again(const MergeStatesArgs&) {

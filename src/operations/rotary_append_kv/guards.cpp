@@ -17,7 +17,7 @@ void find_not_finite(const WatchedCall<RotaryAppendKvArgs>& w, const SavedState&
       cause(name, view);
     return report(reports, *found, cause.found());
   }
-  const auto found = nonfinite_rows(a.append, std::get<RotaryAppendKvParams>(w.call.params));
+  const auto found = not_finite_rows(a.append, std::get<RotaryAppendKvParams>(w.call.params));
   if (found) reports.add(GuardReport::Guard::nan, found->place, found->value);
 }
 
