@@ -57,6 +57,8 @@ RULES = [  # (pattern of the path's beginning, or of all of it and $; allowed in
     ("src/operations/", OPERATIONS),
     ("src/dispatch/", DISPATCH),
     ("src/guards/", DISPATCH + [r'"guards/\w+\.hpp"']),
+    # ONNX Runtime's provider uses rapt as any program does.
+    ("src/api/onnxruntime/", [STANDARD, PUBLIC, r'"api/onnxruntime/\w+\.hpp"']),
     ("src/api/", DISPATCH + [r'"guards/guards\.hpp"', r'"api/c/c_api\.hpp"']),
     ("src/cpu/registry.hpp$", [STDINT] + KERNEL_ROWS),
     ("src/cpu/isa/", CPU_KERNEL + [r'"cpu/isa/\w+\.hpp"', r'"core/float_environment\.hpp"', r"RAPT_LEAF_\(RAPT_(ISA|AMX_MODEL)\)"]),

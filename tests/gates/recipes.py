@@ -26,11 +26,11 @@ MAXIMA = {"An operation": 1, "A score modifier": 6, "A KV layout": 7, "An elemen
 # (recipe, pattern of the example, pattern of its own files' paths, beginnings of exceptions)
 EXAMPLES = [
     ("An ISA", r"(?i)neonbf16", r"/neonbf16\.hpp$", []),
-    # Models of PyTorch have the modifiers that these pass on; another modifier leaves them as they are.
+    # Models of PyTorch and ONNX have the modifiers that these pass on; another modifier leaves them as they are.
     ("A score modifier", r"softcap", r"/(modifier|case)_softcap\.hpp$",
      ["python/rapt/_distributed", "python/rapt/distributed.py", "python/rapt/_flash_attn", "python/rapt/_model_attention.py",
       "python/rapt/_model_flash.py", "python/rapt/_sparse_torch.py", "python/rapt/_vllm_attention.py", "python/rapt/flash_attn.py", "python/rapt/transformers.py",
-      "python/rapt/vllm.py", "python/src/eager.", "python/src/module.cpp"]),
+      "python/rapt/vllm.py", "python/src/eager.", "python/src/module.cpp", "src/api/onnxruntime/"]),
     # GPU kernels know rings; a layout that they do not know, they refuse. Processes form another ring, and gather keys, too.
     ("A KV layout", r"\bring\b|KV_RING", r"/(kind|layout)_ring\.[ch]pp$",
      ["src/cuda/", "python/rapt/__init__.py", "python/rapt/_distributed", "python/rapt/distributed.py"]),
@@ -53,10 +53,10 @@ EXAMPLES += [
     operation("merge_states", "python/rapt/_cache.py", "python/rapt/_distributed", "python/rapt/_model_fork.py",
               "python/rapt/_vllm_shards.py", "src/cuda/kernels/kernels.hpp", "tools/check.cpp", "tools/main.cpp"),
     operation("rotary_append_kv", "python/rapt/_cache.py", "python/rapt/_model_cache_place.py", "python/rapt/_model_rotary.py",
-              "src/cuda/kernels/kernels.hpp"),
+              "src/api/onnxruntime/", "src/cuda/kernels/kernels.hpp"),
     operation("append_kv", "include/rapt/rotary_append_kv", "python/rapt/__init__.py", "python/rapt/_cache.py", "python/rapt/_codes.py",
               "python/rapt/_flash_attn_cache.py", "python/rapt/_fp8_rows.py", "python/rapt/_model_cache_place.py", "python/rapt/_vllm_attention.py", "python/rapt/mla.py",
-              "src/cuda/kernels/kernels.hpp", "src/cuda/tile/append_row.cuh", "src/operations/rotary_append_kv/",
+              "src/api/onnxruntime/", "src/cuda/kernels/kernels.hpp", "src/cuda/tile/append_row.cuh", "src/operations/rotary_append_kv/",
               "tests/operations/rotary_append_kv/"),
     operation("select_topk", "python/rapt/_dsa", "python/rapt/dsa.py", "python/rapt/torch.py", "python/src/dsa.cpp",
               "tests/fuzz/fuzz_validate_index_scores.cpp", "tests/operations/index_scores/"),
