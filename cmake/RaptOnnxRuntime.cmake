@@ -9,6 +9,12 @@ if(NOT EXISTS ${RAPT_ONNXRUNTIME}/onnxruntime_ep_c_api.h OR NOT EXISTS ${RAPT_ON
   message(FATAL_ERROR "RAPT_ONNXRUNTIME is ${RAPT_ONNXRUNTIME}, which has no onnxruntime_cxx_api.h and "
                       "onnxruntime_ep_c_api.h of ONNX Runtime 1.24 or newer")
 endif()
+file(STRINGS ${RAPT_ONNXRUNTIME}/onnxruntime_c_api.h rapt_ort_version REGEX "^#define ORT_API_VERSION [0-9]+")
+string(REGEX MATCH "[0-9]+" rapt_ort_version "${rapt_ort_version}")
+if(NOT rapt_ort_version GREATER_EQUAL 24)
+  message(FATAL_ERROR "RAPT_ONNXRUNTIME is ${RAPT_ONNXRUNTIME}, of ONNX Runtime 1.${rapt_ort_version}; "
+                      "rapt needs 1.24 or newer")
+endif()
 
 file(GLOB rapt_onnxruntime_sources CONFIGURE_DEPENDS src/api/onnxruntime/*.cpp)
 add_library(rapt_onnxruntime MODULE ${rapt_onnxruntime_sources})

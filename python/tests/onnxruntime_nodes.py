@@ -70,6 +70,7 @@ def model(op, inputs, outputs, attributes, dtype="fp32", opset=24, unknown=(), k
     except in states. `unknown` names inputs whose shape the model does not state, `known` those whose last size it states."""
     kinds = {np.dtype(np.float32): TYPES[dtype], np.dtype(bool): TensorProto.BOOL}
     kinds |= {np.dtype(np.int32): TensorProto.INT32, np.dtype(np.int64): TensorProto.INT64}
+    kinds |= {np.dtype(np.int8): TensorProto.INT8}
     domain = "" if op == "Attention" else "com.microsoft"
     names = [name if array is not None else "" for name, array in inputs.items()]
     while not names[-1]:  # version 23 of Attention has an input less than version 24

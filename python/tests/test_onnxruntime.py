@@ -4,7 +4,7 @@ import itertools
 import re
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -405,8 +405,15 @@ def test_linear(case, dtype, rule):
 def left_nodes():
     inputs, outputs, _ = attention_inputs()
     yield "scores", ("Attention", inputs, ["y", "", "", "scores"], {})
+    yield "softmax-precision", ("Attention", inputs, outputs, {"softmax_precision": onnx.TensorProto.DOUBLE})
     yield "integer-mask", ("Attention", inputs | {"mask": np.ones((19, 19), np.int64)}, outputs, {})
     inputs, outputs = multi_head_inputs(padding="2d")
+    past, presents = multi_head_inputs(past=12, sq=1, sk=1)
+    past |= {"past_length": np.array([9], np.int32)}
+    yield "past-length", ("MultiHeadAttention", past, presents, {"num_heads": 4})
+    past, presents = multi_head_inputs(past=9, sq=1, sk=1)
+    past |= {"past_length": None, "beams": np.zeros((2, 1, 10), np.int32)}
+    yield "beams", ("MultiHeadAttention", past, presents, {"num_heads": 4})
     yield "padding-1d", ("MultiHeadAttention", inputs | {"padding": np.array([17, 9], np.int32)}, outputs, {"num_heads": 4})
     inputs, outputs = multi_head_inputs(padding="2d", score_bias=lambda b, h: (b, h))
     yield "two-biases", ("MultiHeadAttention", inputs, outputs, {"num_heads": 4})
@@ -416,6 +423,9 @@ def left_nodes():
     yield "heads-unknown", ("LinearAttention", inputs, ["y", "present_state"], attributes)
     inputs, outputs = grouped_inputs()
     heads = {"num_heads": 4, "kv_num_heads": 2}
+    past, _ = grouped_inputs(s=1, lengths=[30, 30], room=8)
+    sliding = {"sliding_window_cache": 1, "local_window_size": 8}
+    yield "sliding-cache", ("GroupQueryAttention", past, outputs, heads | sliding)
     yield "output-qk", ("GroupQueryAttention", inputs, [*outputs, "scores"], heads | {"qk_output": 1})
 
 
@@ -432,6 +442,41 @@ def test_left(case):
     inputs = {n: nodes.cast(a, *dtype)[0] if dtype and a is not None else a for n, a in inputs.items()}
     for one, other in zip(run(ours, inputs), run(theirs, inputs)):
         assert (one == other).all()
+
+
+def left_by_both():
+    """Nodes that are an error of the CPU provider's."""
+    inputs, attributes = linear_inputs("gated")
+    yield "state-window", ("LinearAttention", inputs, ["y", "present_state"], attributes | {"state_window": 2})
+    heads = {"num_heads": 4, "kv_num_heads": 2}
+    inputs, outputs = grouped_inputs(s=1, lengths=[30, 30], room=64)
+    quantised = {name: inputs[name].astype(np.int8) for name in ("past_k", "past_v")}
+    scales = {"k_scale": np.ones(1, np.float32), "v_scale": np.ones(1, np.float32)}
+    kinds = {"k_quant_type": "PER_TENSOR", "v_quant_type": "PER_TENSOR", "kv_cache_bit_width": 8}
+    yield "quantised", ("GroupQueryAttention", inputs | quantised | scales, ["y"], heads | kinds)
+    norms = {"k_scale": None, "v_scale": None, "q_norm": normal(32, seed=11), "k_norm": normal(32, seed=12)}
+    yield "norms", ("GroupQueryAttention", inputs | norms, outputs, heads)
+    inputs, outputs = grouped_inputs(s=1, lengths=[30, 30], room=64, rotary=32)
+    yield "one-norm", ("GroupQueryAttention", inputs | norms | {"k_norm": None}, outputs, heads | {"do_rotary": 1})
+
+
+LEFT_BY_BOTH = dict(left_by_both())
+
+
+@pytest.mark.parametrize("case", LEFT_BY_BOTH)
+def test_left_by_both(case):
+    op, inputs, outputs, attributes = LEFT_BY_BOTH[case]
+    made = model(op, inputs, outputs, attributes, known=("query", "key", "value"))
+
+    def outcome(rapt):
+        try:
+            running = session(made, rapt=rapt)
+            return claimed(running), run(running, inputs)
+        except Exception as error:
+            return str(error)
+
+    assert isinstance(outcome(rapt=False), str)
+    assert outcome(rapt=True) == outcome(rapt=False)
 
 
 def test_shapes_unknown_before_the_run():
@@ -456,10 +501,129 @@ def test_empty(sizes):
     assert run(session(model("MultiHeadAttention", inputs, outputs, {"num_heads": 4})), inputs)[0].shape == inputs["query"].shape
 
 
+@pytest.mark.parametrize("op", ["Attention", "MultiHeadAttention", "GroupQueryAttention"])
+def test_empty_past_made_in_the_model(op):
+    """From the second run on, ONNX Runtime may give it the address of present."""
+    helper, kinds, heads = onnx.helper, onnx.TensorProto, 2
+    initial = {"zero": np.zeros(1, np.int64), "axis": np.array([2], np.int64)}
+    initial |= {"last_key": np.full(heads, 2, np.int32), "total": np.array([3], np.int32)}
+    before, attributes = {
+        "Attention": ([""], {"q_num_heads": heads, "kv_num_heads": heads}),
+        "MultiHeadAttention": ([""] * 3, {"num_heads": heads}),
+        "GroupQueryAttention": ([], {"num_heads": heads, "kv_num_heads": heads}),
+    }[op]
+    after = ["last_key", "total"] if op == "GroupQueryAttention" else []
+    given = ["x", "x", "x", *before, "past", "past", *after]
+    graph = helper.make_graph(
+        [
+            helper.make_node("Slice", ["rows", "zero", "zero", "axis"], ["past"]),
+            helper.make_node(op, given, ["y", "k", "v"], domain="" if op == "Attention" else "com.microsoft", **attributes),
+            helper.make_node("Neg", ["k"], ["minus_k"]),
+            helper.make_node("Neg", ["v"], ["minus_v"]),
+        ],
+        "past",
+        [
+            helper.make_tensor_value_info("x", kinds.FLOAT, [heads, 3, heads * 32]),
+            helper.make_tensor_value_info("rows", kinds.FLOAT, [heads, heads, 4, 32]),
+        ],
+        [helper.make_tensor_value_info(name, kinds.FLOAT, None) for name in ("y", "minus_k", "minus_v")],
+        [onnx.numpy_helper.from_array(array, name) for name, array in initial.items()],
+    )
+    imports = [helper.make_opsetid("", 24), helper.make_opsetid("com.microsoft", 1)]
+    made = helper.make_model(graph, opset_imports=imports, ir_version=11)
+    inputs = {"x": normal(heads, 3, heads * 32), "rows": normal(heads, heads, 4, 32)}
+    ours = session(made)
+    assert claimed(ours) == [op]
+    expected = run(session(made, rapt=False), inputs)
+    for _ in range(3):
+        for one, other in zip(run(ours, inputs), expected):
+            assert_close(one, other, "fp32")
+
+
 def test_linear_without_tokens():
     inputs, attributes = linear_inputs("gated_delta", t=0)
     made = model("LinearAttention", inputs, ["y", "present_state"], attributes, known=("query", "key", "value"))
     assert (run(session(made), inputs)[1] == inputs["past_state"]).all()
+
+
+def bad_nodes():
+    """Nodes, their inputs with one that is wrong, and what the error says of it."""
+    scalar, wide = np.array(1, np.float32), normal(1, 3, 128)
+    heads, grouped = {"num_heads": 4}, {"num_heads": 4, "kv_num_heads": 2}
+
+    def variants(op, inputs, outputs, attributes, changes):
+        for change, message in changes:
+            yield op, inputs | change, outputs, attributes, message
+
+    inputs, outputs, _ = attention_inputs(past=5)
+    yield from variants("Attention", inputs, outputs, {}, [
+        ({"past_v": normal(2, 4, 9, 32)}, "past_value: 9 rows; wanted as many as past_key: 5"),
+        ({"lengths": np.array([5, 3])}, "nonpad_kv_seqlen: together with a past"),
+        ({"k": normal(2, 4, 0, 32)}, "value: 19 rows; wanted as many as key: 0"),
+        ({"mask": np.array(False)}, "attn_mask: 0 dimensions"),
+    ])  # fmt: skip
+    inputs, outputs, _ = attention_inputs(lengths=[19, 19])
+    yield from variants("Attention", inputs, outputs, {}, [({"lengths": np.array(19)}, "nonpad_kv_seqlen: 0 dimensions")])
+
+    inputs = {"query": normal(1, 1, 128), "key": normal(1, 1, 128), "value": normal(1, 1, 128), "bias": normal(384)}
+    yield from variants("MultiHeadAttention", inputs, ["y"], heads, [
+        ({"key": normal(1, 1, 4096)}, "key: 1024 elements per head; wanted 32"),
+        ({"key": normal(1, 2, 5, 32), "value": normal(1, 2, 5, 32)}, "key: 2 heads; wanted 4"),
+        ({"key": normal(1, 4, 5, 32), "value": normal(1, 2, 5, 64)}, "value: 2 heads; wanted 4"),
+    ])  # fmt: skip
+    yield from variants("MultiHeadAttention", {"query": normal(1, 3, 4, 3, 32)}, ["y"], heads, [
+        ({"query": normal(1, 3, 2, 3, 32)}, "query: 2 heads; wanted 4"),
+        ({"key": wide, "value": wide}, "query: 5 dimensions; wanted 3"),
+        ({"key": None, "value": wide}, "value: given without key"),
+    ])  # fmt: skip
+    inputs, outputs = multi_head_inputs(past=5)
+    yield from variants("MultiHeadAttention", inputs, outputs, heads, [
+        ({"padding": np.ones((2, 1), np.int32)}, "key_padding_mask: .*; wanted 2 sequences of 22 keys"),
+        ({"padding": np.ones((2, 17), np.int32)}, "key_padding_mask: .*; wanted 2 sequences of 22 keys"),
+        ({"padding": np.ones((1, 22), np.int32)}, "key_padding_mask: .*; wanted 2 sequences of 22 keys"),
+        ({"score_bias": scalar}, "attention_bias: 0 dimensions"),
+    ])  # fmt: skip
+
+    inputs, outputs = grouped_inputs(s=1, lengths=[101, 77], room=128)
+    yield from variants("GroupQueryAttention", inputs, outputs, grouped, [
+        ({"last_key": np.array([2**31 - 1, 5], np.int32)}, "seqlens_k: 2147483647; wanted 0 .. 127"),
+        ({"total": np.array([-5], np.int32)}, "total_sequence_length: -5"),
+        ({"past_v": normal(2, 2, 200, 32)}, "past_value: 200 rows; wanted as many as past_key: 128"),
+        ({"key": normal(2, 0, 64)}, "value: 1 rows; wanted as many as key: 0"),
+        ({"sinks": scalar}, "head_sink: 0 dimensions"),
+        ({"bias": scalar}, "attention_bias: 0 dimensions"),
+        ({"query": normal(2, 1, 257), "key": None, "value": None}, "query: rows of 257; wanted a multiple of 8 heads"),
+    ])  # fmt: skip
+    rotary = grouped | {"do_rotary": 1}
+    inputs, outputs = grouped_inputs(b=1, s=2, lengths=[50], room=80, rotary=32)
+    yield from variants("GroupQueryAttention", inputs, outputs, rotary, [
+        ({"cos": scalar, "sin": scalar}, "cos_cache: 0 dimensions"),
+        ({"positions": np.array([[48]])}, "position_ids: 1 sequences of 1; wanted 1 of at least 2"),
+        ({"positions": np.full((2, 2), 48)}, "position_ids: 2 sequences of 2; wanted 1 of at least 2"),
+        ({"k_scale": None, "v_scale": None, "q_norm": scalar, "k_norm": scalar}, "q_norm_weight: 0 dimensions"),
+    ])  # fmt: skip
+    inputs, outputs = grouped_inputs(rotary=32)
+    yield from variants("GroupQueryAttention", inputs, outputs, rotary, [
+        ({"positions": np.full((2, 15), -3)}, "position_ids: -3; wanted 0 .. 497"),
+        ({"positions": np.full((2, 15), 498)}, "position_ids: 498; wanted 0 .. 497"),
+        ({"positions": np.full((2, 15), 2**63 - 1)}, "position_ids: 9223372036854775807; wanted 0 .. 497"),
+        ({"positions": np.zeros((2, 0), np.int64)}, "position_ids: 2 sequences of 0"),
+    ])  # fmt: skip
+
+    inputs, attributes = linear_inputs("gated_delta")
+    yield from variants("LinearAttention", inputs, ["y", "present_state"], attributes, [
+        ({"key": normal(2, 21, row)}, f"key: rows of {row}; wanted a multiple of query's heads of 32") for row in (0, 16, 40)
+    ])  # fmt: skip
+
+
+@pytest.mark.parametrize("op, inputs, outputs, attributes, message", list(bad_nodes()))
+def test_bad_inputs_are_errors(op, inputs, outputs, attributes, message):
+    scalars = [name for name, array in inputs.items() if array is not None and array.ndim == 0]
+    known = ("query", "value") if op == "LinearAttention" else ()
+    ours = session(model(op, inputs, outputs, attributes, unknown=scalars, known=known))
+    assert claimed(ours) == [op]
+    with pytest.raises(Exception, match=f"rapt: {message}"):
+        run(ours, inputs)
 
 
 def test_bad_shapes_are_errors():
@@ -479,7 +643,8 @@ def test_bad_shapes_are_errors():
 # -- threads -----------------------------------------------------------------------------------------------------------
 
 
-def test_bits_do_not_depend_on_threads():
+def test_fewer_threads_than_workers():
+    """The executor offers as many workers as there are CPUs, whatever the session's threads."""
     inputs, outputs, heads = attention_inputs(b=1, hq=8, hk=2, sq=300, sk=300, d=64, dv=64)
     made = model("Attention", inputs, outputs, heads | {"is_causal": 1})
     results = [run(session(made, threads=n), inputs)[0] for n in (1, 2, 3)]
@@ -493,18 +658,15 @@ def test_sessions_at_once():
         inputs, outputs = grouped_inputs(b=1, s=60 + i, hq=8, d=64)
         ours = session(model("GroupQueryAttention", inputs, outputs, {"num_heads": 8, "kv_num_heads": 2}), threads=1 + i)
         cases.append((ours, inputs, run(ours, inputs)))
-    wrong = []
 
     def call(running, inputs, expected):
         for _ in range(20):
-            wrong.extend(1 for one, other in zip(run(running, inputs), expected) if not (one == other).all())
+            for one, other in zip(run(running, inputs), expected):
+                assert (one == other).all()
 
-    threads = [threading.Thread(target=call, args=case) for case in cases for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    with ThreadPoolExecutor(6) as threads:
+        for done in [threads.submit(call, *case) for case in cases for _ in range(2)]:
+            done.result()
 
 
 # -- a model -----------------------------------------------------------------------------------------------------------
@@ -529,8 +691,18 @@ def test_guide(tmp_path):
     (tmp_path / "rapt" / "__init__.py").touch()
     (tmp_path / "rapt" / "librapt_onnxruntime.so").symlink_to(nodes.library())
     onnx.save(onnxruntime_decoder.decoder("Attention"), tmp_path / "model.onnx")
+    code = "import onnxruntime\nonnxruntime.set_default_logger_severity(0)\n" + code
     code = code.replace("session =", "print(session.get_providers()) if 'session' in globals() else None\nsession =")
     done = subprocess.run(
         [sys.executable, "-c", code + "print(session.get_providers())"], cwd=tmp_path, capture_output=True, text=True
     )
     assert done.stdout.splitlines() == ["['RaptExecutionProvider', 'CPUExecutionProvider']"] * 2, done.stderr
+    assert done.stderr.count('rapt computes Attention "') == 2 * onnxruntime_decoder.LAYERS
+
+
+def test_headers_too_old(tmp_path):
+    for name in ("onnxruntime_c_api.h", "onnxruntime_cxx_api.h", "onnxruntime_ep_c_api.h"):
+        (tmp_path / name).write_text("#define ORT_API_VERSION 23\n", encoding="utf-8")
+    script = Path(__file__).parents[2] / "cmake" / "RaptOnnxRuntime.cmake"
+    done = subprocess.run(["cmake", f"-DRAPT_ONNXRUNTIME={tmp_path}", "-P", script], capture_output=True, text=True)
+    assert done.returncode != 0 and "of ONNX Runtime 1.23" in " ".join(done.stderr.split())

@@ -41,6 +41,9 @@ class Attention final : public Kernel {
     need_rank(q, "Q", {3, 4});
     need_rank(k, "K", {q.rank});
     need_rank(v, "V", {q.rank});
+    if (mask) need_rank(mask, "attn_mask", {1, 2, 3, 4});
+    if (lengths) need_rank(lengths, "nonpad_kv_seqlen", {1});
+    if (lengths && (past_k || past_v)) throw Error("nonpad_kv_seqlen", "together with a past", "one of both");
     AttentionArgs args;
     if (q.rank == 4) {
       args.q = q.view(), args.kv = KvSource::strided(k.view(), v.view());

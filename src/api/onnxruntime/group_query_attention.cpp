@@ -1,5 +1,6 @@
 // com.microsoft's GroupQueryAttention, with caches of the type of the queries.
 #include <algorithm>
+#include <numeric>
 
 #include "api/onnxruntime/cache.hpp"
 #include "api/onnxruntime/operator.hpp"
@@ -39,6 +40,7 @@ class GroupQueryAttention final : public Kernel {
         scale_(attributes.real("scale", 0)),
         softcap_(attributes.real("softcap", 0)),
         norm_eps_(attributes.real("qk_norm_epsilon", 1e-6f)) {
+    if (heads_ <= 0 || kv_heads_ <= 0) throw Refusal{"num_heads or kv_num_heads is not positive"};
     check_softcap(softcap_);
     if (window_ != -1 && (window_ < 1 || !causal_)) throw Refusal{"local_window_size below 1, or without causal"};
     if (attributes.integer("qk_output", 0) != 0) throw Refusal{"qk_output is asked for"};
@@ -56,6 +58,8 @@ class GroupQueryAttention final : public Kernel {
     if (rotary_ && !(node.has_input(kCos) && node.has_input(kSin)))
       throw Refusal{"do_rotary without cos_cache and sin_cache"};
     if (!rotary_ && (node.has_input(kQueryNorm) || node.has_input(kKeyNorm))) throw Refusal{"norms without do_rotary"};
+    if (node.has_input(kQueryNorm) != node.has_input(kKeyNorm))
+      throw Refusal{"one norm of q_norm_weight and k_norm_weight"};
   }
 
   void compute(Call& call) const override {
@@ -67,7 +71,7 @@ class GroupQueryAttention final : public Kernel {
       q = heads_of(query, "query", heads_), k = heads_of(key, "key", kv_heads_);
       v = heads_of(value, "value", kv_heads_);
     } else {
-      const std::int64_t d = query.shape[2] / (heads_ + 2 * kv_heads_);
+      const std::int64_t d = heads_of(query, "query", heads_ + 2 * kv_heads_).shape[3];
       q = heads_of(query, "query", heads_, d, 0), k = heads_of(query, "query", kv_heads_, d, heads_ * d);
       v = heads_of(query, "query", kv_heads_, d, (heads_ + kv_heads_) * d);
     }
@@ -80,18 +84,23 @@ class GroupQueryAttention final : public Kernel {
     if (count(total_length) != 1)
       throw Error("total_sequence_length", std::to_string(count(total_length)), "1 element");
     const std::int64_t total = *total_length.values<std::int32_t>();
+    if (total <= 0) throw Error("total_sequence_length", std::to_string(total), "a positive number");
+    const std::int64_t rows = std::max(total, past_k ? past_k.shape[2] : 0);
     const bool prompt = s == total;
     std::vector<std::int32_t> lengths(static_cast<std::size_t>(b)), first(lengths.size());  // first: position of row 0
     for (std::size_t i = 0; i < lengths.size(); ++i) {
-      lengths[i] = last_key.values<std::int32_t>()[i] + 1;
-      first[i] = prompt ? 0 : lengths[i] - static_cast<std::int32_t>(s);
-      if (lengths[i] < 1 || first[i] < 0)
-        throw Error("seqlens_k", std::to_string(lengths[i] - 1), "at least " + std::to_string(prompt ? 0 : s - 1));
+      const std::int64_t last = last_key.values<std::int32_t>()[i],
+                         least = prompt ? 0 : std::max<std::int64_t>(s - 1, 0);
+      if (last < least || last >= rows)
+        throw Error("seqlens_k", std::to_string(last), std::to_string(least) + " .. " + std::to_string(rows - 1));
+      lengths[i] = static_cast<std::int32_t>(last + 1);
+      first[i] = prompt ? 0 : static_cast<std::int32_t>(last + 1 - s);
     }
     if (added != s && added != 0)
       throw Error("key", std::to_string(added) + " rows", "0 or as many as query: " + std::to_string(s));
+    if (v.shape[2] != added)
+      throw Error("value", std::to_string(v.shape[2]) + " rows", "as many as key: " + std::to_string(added));
 
-    const std::int64_t rows = std::max(total, past_k ? past_k.shape[2] : 0);
     const std::array shape{b, kv_heads_, rows, d};
     const KvCache cache = KvCache::strided(call.output_or_scratch(kPresentKey, k.dtype, shape),
                                            call.output_or_scratch(kPresentValue, v.dtype, shape));
@@ -109,11 +118,16 @@ class GroupQueryAttention final : public Kernel {
     args.kv = cache.source(TensorView(lengths.data(), {b}));
     args.out = call.output_rows(kOut, q.dtype, b, heads_, s, d);
     if (const Input bias = call.input(kBias)) {
+      need_rank(bias, "attention_bias", {4});
       args.score.bias = bias.view();
       args.kv.k.shape[2] = args.kv.v.shape[2] = total;  // a bias has no columns for the rest of the cache
     }
-    if (const Input sinks = call.input(kSinks)) args.score.sinks = sinks.view();
-    else if (!smooth_.empty()) args.score.sinks = TensorView(smooth_.data(), {heads_});
+    if (const Input sinks = call.input(kSinks)) {
+      need_rank(sinks, "head_sink", {1});
+      args.score.sinks = sinks.view();
+    } else if (!smooth_.empty()) {
+      args.score.sinks = TensorView(smooth_.data(), {heads_});
+    }
     args.score.causal = causal_;
     if (window_ > 0) args.score.window = Window{window_ - 1, -1};
     args.score.align = prompt ? Align::top_left() : Align::bottom_right();
@@ -134,25 +148,33 @@ class GroupQueryAttention final : public Kernel {
                     const TensorView& starts, bool prompt) const {
     const auto [b, heads, s, d] = q.shape;
     RotaryAppendKvArgs args;
-    args.cos = call.input(kCos).view(), args.sin = call.input(kSin).view();
+    const Input cos = call.input(kCos), sin = call.input(kSin);
+    need_rank(cos, "cos_cache", {2}), need_rank(sin, "sin_cache", {2});
+    args.cos = cos.view(), args.sin = sin.view();
     args.rotary_dim = 2 * args.cos.shape[1];
     args.interleaved = interleaved_;
     args.append.seqlens = starts;
     std::vector<std::int64_t> positions;
     if (const Input given = call.input(kPositions)) {
       need_rank(given, "position_ids", {2});
+      if (given.shape[0] != b || given.shape[1] < s)
+        throw Error("position_ids", std::to_string(given.shape[0]) + " sequences of " + std::to_string(given.shape[1]),
+                    std::to_string(b) + " of at least " + std::to_string(s));
       if (prompt) {  // the first element alone counts
+        const std::int64_t start = *given.values<std::int64_t>();
+        if (start < 0 || start > cos.shape[0] - s)
+          throw Error("position_ids", std::to_string(start), "0 .. " + std::to_string(cos.shape[0] - s));
         positions.resize(static_cast<std::size_t>(s));
-        for (std::int64_t i = 0; i < s; ++i) positions[static_cast<std::size_t>(i)] = *given.values<std::int64_t>() + i;
+        std::iota(positions.begin(), positions.end(), start);
         args.positions = TensorView(positions.data(), {std::int64_t{1}, s});
       } else {
-        args.positions =
-            TensorView(given.values<std::int64_t>(), {given.shape[0], s}, {given.shape[1], std::int64_t{1}});
+        args.positions = TensorView(given.values<std::int64_t>(), {b, s}, {given.shape[1], std::int64_t{1}});
       }
     }
     const auto bytes = static_cast<std::size_t>(b * heads * s * d) * size_of(q.dtype);
     const MutableTensorView rotated(call.scratch(bytes), q.dtype, {b, heads, s, d}, {s * heads * d, d, heads * d, 1});
     const Input q_norm = call.input(kQueryNorm), k_norm = call.input(kKeyNorm);
+    if (q_norm) need_rank(q_norm, "q_norm_weight", {1}), need_rank(k_norm, "k_norm_weight", {1});
     args.norm_eps = norm_eps_;
     if (k.shape[2] > 0) {
       args.append.k_new = k, args.append.v_new = v, args.append.cache = cache;

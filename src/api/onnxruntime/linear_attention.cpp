@@ -24,10 +24,8 @@ UpdateRule rule_of(const std::string& name) {
 
 // [b, t, heads * d] as [b, t, heads, d].
 TensorView split(const Input& rows, const char* name, std::int64_t heads) {
-  need_rank(rows, name, {3});
-  if (rows.shape[2] % heads != 0)
-    throw Error(name, "rows of " + std::to_string(rows.shape[2]), "a multiple of " + std::to_string(heads) + " heads");
-  return TensorView(rows.data, rows.dtype, {rows.shape[0], rows.shape[1], heads, rows.shape[2] / heads});
+  const auto [b, h, t, d] = heads_of(rows, name, heads).shape;
+  return TensorView(rows.data, rows.dtype, {b, t, h, d});
 }
 
 class LinearAttention final : public Kernel {
@@ -62,7 +60,11 @@ class LinearAttention final : public Kernel {
     args.v = split(call.input(kValue), "value", kv_heads_);
     const std::int64_t b = args.q.shape[0], t = args.q.shape[1], d = args.q.shape[3], dv = args.v.shape[3];
     const Input key = call.input(kKey);
-    args.k = split(key, "key", d > 0 && key.rank == 3 ? key.last() / d : kv_heads_);
+    need_rank(key, "key", {3});
+    if (key.last() <= 0 || key.last() % d != 0)
+      throw Error("key", "rows of " + std::to_string(key.last()),
+                  "a multiple of query's heads of " + std::to_string(d));
+    args.k = split(key, "key", key.last() / d);
     const bool gated = rule_ == UpdateRule::gated || rule_ == UpdateRule::gated_delta;
     const bool with_delta = rule_ == UpdateRule::delta || rule_ == UpdateRule::gated_delta;
     if (gated) {
@@ -78,8 +80,8 @@ class LinearAttention final : public Kernel {
       if (beta.last() == 1) args.beta.shape[2] = kv_heads_, args.beta.strides[2] = 0;
     }
     const std::int64_t heads = std::max(q_heads_, kv_heads_);
-    args.out = {call.output(kOut, std::array{b, t, heads * dv}), query.dtype, {b, t, heads, dv}};
-    args.final_state = call.output_tensor(kPresentState, std::array{b, kv_heads_, d, dv});
+    args.out = {call.output(kOut, std::array{b, t, heads * dv}).data, query.dtype, {b, t, heads, dv}};
+    args.final_state = call.output(kPresentState, std::array{b, kv_heads_, d, dv});
     if (past) args.initial_state = past.view();
     if (scale_ != 0) args.scale = scale_;
     call.delta_rule(args);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 #include <thread>
+#include <utility>
 
 namespace rapt::onnx {
 namespace {
@@ -155,7 +156,11 @@ TensorView heads_of(const Input& rows, const char* name, std::int64_t heads, std
   return TensorView(data, rows.dtype, {rows.shape[0], heads, rows.shape[1], d}, {rows.shape[1] * row, d, row, 1});
 }
 
+Call::Call(OrtKernelContext* context, const Context& rapt)
+    : ort_(context), rapt_(rapt), before_(std::exchange(running_kernel, context)) {}
+
 Call::~Call() {
+  running_kernel = before_;
   for (void* block : blocks_) allocator_->Free(allocator_, block);
   if (allocator_) Ort::GetApi().ReleaseAllocator(allocator_);
 }
@@ -178,22 +183,20 @@ Input Call::input(std::size_t i) const {
   return input;
 }
 
-void* Call::output(std::size_t i, std::span<const std::int64_t> shape) {
-  if (i >= ort_.GetOutputCount()) return nullptr;
-  Ort::UnownedValue value = ort_.GetOutput(i, shape.data(), shape.size());
-  return value == nullptr ? nullptr : value.GetTensorMutableRawData();
-}
-
-MutableTensorView Call::output_tensor(std::size_t i, std::span<const std::int64_t> shape) {
+MutableTensorView Call::output(std::size_t i, std::span<const std::int64_t> shape) {
   if (i >= ort_.GetOutputCount()) return {};
   Ort::UnownedValue value = ort_.GetOutput(i, shape.data(), shape.size());
   if (value == nullptr) return {};
-  return {value.GetTensorMutableRawData(), dtype_of(value.GetTensorTypeAndShapeInfo().GetElementType()), shape};
+  ONNXTensorElementDataType type;
+  const std::int64_t* same_shape = nullptr;
+  std::size_t rank = 0;
+  Ort::ThrowOnError(Ort::GetApi().GetTensorElementTypeAndShapeDataReference(value, &type, &same_shape, &rank));
+  return {value.GetTensorMutableRawData(), dtype_of(type), shape};
 }
 
 MutableTensorView Call::output_rows(std::size_t i, DType dtype, std::int64_t b, std::int64_t heads, std::int64_t s,
                                     std::int64_t d) {
-  return {output(i, std::array{b, s, heads * d}), dtype, {b, heads, s, d}, {s * heads * d, d, heads * d, 1}};
+  return {output(i, std::array{b, s, heads * d}).data, dtype, {b, heads, s, d}, {s * heads * d, d, heads * d, 1}};
 }
 
 OrtAllocator* Call::allocator() {
@@ -211,12 +214,9 @@ void* Call::scratch(std::size_t bytes) {
 }
 
 MutableTensorView Call::output_or_scratch(std::size_t i, DType dtype, std::span<const std::int64_t> shape) {
-  void* data = output(i, shape);
-  if (!data) {
-    const std::int64_t elements = std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>());
-    data = scratch(static_cast<std::size_t>(elements) * size_of(dtype));
-  }
-  return MutableTensorView(data, dtype, shape);
+  if (const MutableTensorView tensor = output(i, shape); tensor.data) return tensor;
+  const std::int64_t elements = std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>());
+  return MutableTensorView(scratch(static_cast<std::size_t>(elements) * size_of(dtype)), dtype, shape);
 }
 
 void Call::for_each(std::size_t n, std::size_t bytes, const std::function<void(std::size_t)>& work) const {
@@ -234,13 +234,6 @@ void Call::for_each(std::size_t n, std::size_t bytes, const std::function<void(s
 std::shared_ptr<Executor> session_executor() {
   static const auto executor = std::make_shared<SessionExecutor>();
   return executor;
-}
-
-RunningKernel::RunningKernel(OrtKernelContext* context) : before_(running_kernel) {
-  running_kernel = context;
-}
-RunningKernel::~RunningKernel() {
-  running_kernel = before_;
 }
 
 }  // namespace rapt::onnx

@@ -1,4 +1,4 @@
-// What an operator of the execution provider for ONNX Runtime is, and what it sees of a node and of a call.
+// An operator of the execution provider, and its views of a node and of a call.
 #pragma once
 
 #include <array>
@@ -83,18 +83,18 @@ void need_rank(const Input& input, const char* name, std::initializer_list<int> 
 TensorView heads_of(const Input& rows, const char* name, std::int64_t heads);
 TensorView heads_of(const Input& rows, const char* name, std::int64_t heads, std::int64_t d, std::int64_t first);
 
-/// A call of a kernel. Runs rapt on the thread pool of ONNX Runtime.
+/// A call of a kernel. Runs rapt on the thread pool of ONNX Runtime: until it ends, session_executor() uses the session
+/// of this kernel on this thread.
 class Call {
  public:
-  Call(OrtKernelContext* context, const Context& rapt) : ort_(context), rapt_(rapt) {}
+  Call(OrtKernelContext* context, const Context& rapt);
   ~Call();
   Call(const Call&) = delete;
 
   Input input(std::size_t i) const;
-  /// The memory of an output, which ONNX Runtime allocates. Null if the node lacks it.
-  void* output(std::size_t i, std::span<const std::int64_t> shape);
-  /// The same as a contiguous tensor of up to 4 dimensions, of the type that the model gives the output.
-  MutableTensorView output_tensor(std::size_t i, std::span<const std::int64_t> shape);
+  /// An output in memory that ONNX Runtime allocates: contiguous, of up to 4 dimensions. Its data is null if the node
+  /// lacks it.
+  MutableTensorView output(std::size_t i, std::span<const std::int64_t> shape);
   /// Memory until the end of the call.
   void* scratch(std::size_t bytes);
   /// The output [b, s, heads * d], seen as [b, heads, s, d].
@@ -114,22 +114,13 @@ class Call {
   OrtAllocator* allocator();
   Ort::KernelContext ort_;
   const Context& rapt_;
+  OrtKernelContext* before_;  // the kernel whose call this one interrupts on the thread, if any
   OrtAllocator* allocator_ = nullptr;
   std::vector<void*> blocks_;
 };
 
 /// An executor on the thread pool of the session whose kernel runs on the calling thread.
 std::shared_ptr<Executor> session_executor();
-/// Tells that executor which kernel runs on this thread.
-class RunningKernel {
- public:
-  explicit RunningKernel(OrtKernelContext* context);
-  ~RunningKernel();
-  RunningKernel(const RunningKernel&) = delete;
-
- private:
-  OrtKernelContext* before_;
-};
 
 /// One node's translation into calls of rapt.
 class Kernel {

@@ -37,7 +37,6 @@ class KernelOfNode final : public OrtKernelImpl {
     Compute = [](OrtKernelImpl* self, OrtKernelContext* ort) noexcept {
       return status_of([&] {
         const auto* me = static_cast<const KernelOfNode*>(self);
-        const RunningKernel running(ort);
         Call call(ort, me->context_);
         me->kernel_->compute(call);
       });
@@ -50,7 +49,7 @@ class KernelOfNode final : public OrtKernelImpl {
   Context context_;
 };
 
-// What a kernel of an operator is made with. Lives as long as the provider.
+// State from which ONNX Runtime makes an operator's kernels.
 struct Maker {
   const Operator* op;
   Context context;
@@ -135,7 +134,7 @@ class Provider final : public OrtEp {
   }
 
   void log(const std::string& line) const {
-    // What cannot be logged is no reason to fail.
+    // A failed log line is not an error.
     (void)logger_.LogMessage(ORT_LOGGING_LEVEL_VERBOSE, ORT_FILE, __LINE__, "rapt", line.c_str());
   }
 
@@ -158,9 +157,10 @@ class Factory final : public OrtEpFactory {
       return status_of([&] {
         *found_count = 0;
         for (std::size_t i = 0; i < count && *found_count < room; ++i)
-          if (Ort::GetApi().HardwareDevice_Type(devices[i]) == OrtHardwareDeviceType_CPU)
-            Ort::ThrowOnError(
-                Ort::GetEpApi().CreateEpDevice(self, devices[i], nullptr, nullptr, &found[(*found_count)++]));
+          if (Ort::GetApi().HardwareDevice_Type(devices[i]) == OrtHardwareDeviceType_CPU) {
+            Ort::ThrowOnError(Ort::GetEpApi().CreateEpDevice(self, devices[i], nullptr, nullptr, &found[*found_count]));
+            ++*found_count;
+          }
       });
     };
     CreateEp = [](OrtEpFactory*, const OrtHardwareDevice* const*, const OrtKeyValuePairs* const*, std::size_t,
