@@ -67,7 +67,8 @@ endfunction()
 
 file(GLOB rapt_cuda_kernels CONFIGURE_DEPENDS src/cuda/kernels/*.cu)
 list(FILTER rapt_cuda_kernels EXCLUDE REGEX "/attention_|/delta_rule_")  # most of those are Hopper's
-add_library(rapt_cuda OBJECT ${rapt_cuda_kernels} src/cuda/kernels/attention_naive.cu src/cuda/kernels/attention_simt.cu)
+add_library(rapt_cuda OBJECT ${rapt_cuda_kernels} src/cuda/kernels/attention_backward_naive.cu
+            src/cuda/kernels/attention_naive.cu src/cuda/kernels/attention_simt.cu)
 rapt_set_cuda_properties(rapt_cuda)
 set(rapt_cuda_objects $<TARGET_OBJECTS:rapt_cuda>)
 
@@ -75,7 +76,7 @@ set(rapt_cuda_objects $<TARGET_OBJECTS:rapt_cuda>)
 set(rapt_have_sm90a OFF)
 if("${rapt_cuda_architectures}" MATCHES "90a")
   set(rapt_have_sm90a ON)
-  add_library(rapt_cuda_sm90a OBJECT src/cuda/kernels/attention_combine.cu src/cuda/kernels/attention_decode.cu
+  add_library(rapt_cuda_sm90a OBJECT src/cuda/kernels/attention_backward.cu src/cuda/kernels/attention_combine.cu src/cuda/kernels/attention_decode.cu
               src/cuda/kernels/attention_decode_f32.cu src/cuda/kernels/attention_decode_m64.cu
               src/cuda/kernels/attention_latent.cu src/cuda/kernels/attention_prefill.cu
               src/cuda/kernels/attention_prefill_f32.cu src/cuda/kernels/attention_prefill_f8.cu

@@ -37,11 +37,12 @@ struct PhiloxWords {
   std::uint32_t word[4];
 };
 RAPT_HOST_DEVICE PhiloxWords philox(PhiloxWords x, std::uint32_t key_0, std::uint32_t key_1) {
+  constexpr std::uint32_t step_0 = kPhiloxStep[0], step_1 = kPhiloxStep[1];  // device code has no address of the array
   for (int round = 0; round < kPhiloxRounds; ++round) {
     const std::uint64_t p = kPhiloxMultiplier[0] * x.word[0], q = kPhiloxMultiplier[1] * x.word[2];
     x = {{static_cast<std::uint32_t>(q >> 32) ^ x.word[1] ^ key_0, static_cast<std::uint32_t>(q),
           static_cast<std::uint32_t>(p >> 32) ^ x.word[3] ^ key_1, static_cast<std::uint32_t>(p)}};
-    key_0 += kPhiloxStep[0], key_1 += kPhiloxStep[1];
+    key_0 += step_0, key_1 += step_1;
   }
   return x;
 }

@@ -132,7 +132,7 @@ TEST_CASE("cuda: delta_rule where products of a token's rows would be out of ran
       {"a huge query", [&](DeltaRuleCase& c) { scale_row(c.q, 0x1p65f); }},
       {"small queries after a strong decay",
        [&](DeltaRuleCase& c) {
-         for (int64_t j = 0; j < 64; ++j) c.g.at({0, 16, 0, j}) = -79.f;
+         for (int64_t j = 0; j < 64; ++j) c.g.at({0, kToken, 0, j}) = -79.f;
          scale_row(c.q, 0x1p-22f);
        }},
       {"a huge beta", [](DeltaRuleCase& c) {

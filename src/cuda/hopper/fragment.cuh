@@ -3,6 +3,7 @@
 // of these rows and column 8 j + 2 (i % 4) + b.
 #pragma once
 
+#include "cuda/hopper/ptx.cuh"
 #include "cuda/hopper/tiles.cuh"
 
 namespace rapt::cuda {

@@ -170,6 +170,12 @@ __device__ inline void bulk_store(void* to, std::uint32_t from, int bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes)
                : "memory");
 }
+// The same of what L2 need not keep.
+__device__ inline void bulk_store_past_l2(void* to, std::uint32_t from, int bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group.L2::cache_hint [%0], [%1], %2, %3;" ::"l"(to), "r"(from),
+               "r"(bytes), "l"(kEvictFirst)
+               : "memory");
+}
 
 // cp.async of `bytes` of 16 bytes, with zeros for the rest, which is not read. Both addresses are multiples of 16.
 __device__ inline void copy16(std::uint32_t to, const void* from, int bytes) {
@@ -413,6 +419,16 @@ template <class T, int kRowBytes = 128>
 __device__ __forceinline__ void wgmma_ab(float (&d)[128], std::uint32_t a, std::uint32_t b, int add) {
   RAPT_WGMMA_TYPED(256, "%128, %129, add, 1, 1, 0, 1", 130, "l"(descriptor<kRowBytes>(a)),
                    "l"(descriptor<kRowBytes>(b)));
+}
+
+// d (+)= a^T b with both in shared memory with k outermost; A has 64 columns.
+template <class T, int kRowBytes = 128>
+__device__ __forceinline__ void wgmma_atb(float (&d)[32], std::uint32_t a, std::uint32_t b, int add) {
+  RAPT_WGMMA_TYPED(64, "%32, %33, add, 1, 1, 1, 1", 34, "l"(descriptor<kRowBytes>(a)), "l"(descriptor<kRowBytes>(b)));
+}
+template <class T, int kRowBytes = 128>
+__device__ __forceinline__ void wgmma_atb(float (&d)[64], std::uint32_t a, std::uint32_t b, int add) {
+  RAPT_WGMMA_TYPED(128, "%64, %65, add, 1, 1, 1, 1", 66, "l"(descriptor<kRowBytes>(a)), "l"(descriptor<kRowBytes>(b)));
 }
 
 #undef RAPT_TEN

@@ -11,6 +11,7 @@
 #include "cuda/kernels/prefill_config.hpp"
 #include "operations/append_kv/params.hpp"
 #include "operations/attention/params.hpp"
+#include "operations/attention_backward/params.hpp"
 #include "operations/delta_rule/params.hpp"
 #include "operations/merge_states/params.hpp"
 #include "operations/rotary_append_kv/params.hpp"
@@ -83,6 +84,22 @@ cudaError_t launch_attention_latent(const AttentionParams& params, std::byte* wo
 std::int64_t naive_rows(const AttentionParams& params);
 std::size_t naive_workspace(const AttentionParams& params);
 cudaError_t launch_attention_naive(const AttentionParams& params, float* workspace, cudaStream_t stream);
+
+// attention_backward: q, k, v and dout of one 16-bit type on Hopper's tensor cores (sm_90a), of dense and ragged
+// sequences, without modifiers of scores. attention_backward_naive: everything but gathered keys, pair by pair, in sums
+// of fp64; what has no finite gradients in tiles is computed by it again.
+inline constexpr std::int64_t kBackwardMaxHeadDim = 128;
+inline constexpr KernelFacts kAttentionBackwardNaiveFacts = {.operation = Operation::attention_backward,
+                                                             .phase = Phase::naive,
+                                                             .arithmetic = "f32",
+                                                             .dtypes = kFloatTypes,
+                                                             .dropout = true};
+std::size_t attention_backward_workspace(const AttentionParams& params);  // bytes, at a multiple of 8: of the naive one
+std::size_t attention_backward_tiles_workspace(const AttentionParams& params);  // at a multiple of 16
+std::int64_t attention_backward_items(const AttentionParams& params);           // tiles of 64 rows or keys
+cudaError_t launch_attention_backward(const AttentionBackwardParams& params, std::byte* workspace, cudaStream_t stream);
+cudaError_t launch_attention_backward_naive(const AttentionBackwardParams& params, std::byte* workspace,
+                                            cudaStream_t stream);
 
 inline constexpr KernelFacts kAppendKvFacts = {
     .operation = Operation::append_kv, .phase = Phase::all, .arithmetic = "f64", .dtypes = kCacheTypes};

@@ -20,6 +20,12 @@ __host__ __device__ inline float load(const void* base, DType type, std::int64_t
   }
 }
 
+// Two neighbours of a 16-bit type, the first in the lower half.
+__device__ inline float2 two_of(DType type, std::uint32_t pair) {
+  if (type == DType::f16) return __half22float2(*reinterpret_cast<const __half2*>(&pair));
+  return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
+}
+
 // Whether rows are contiguous and aligned to 16 bytes, of elements of `size` bytes.
 __host__ __device__ inline bool is_vector(const void* data, const Strides& s, std::int64_t size) {
   const std::int64_t count = 16 / size;

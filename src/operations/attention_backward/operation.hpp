@@ -35,6 +35,7 @@ struct OperationOf<AttentionBackwardArgs> {
   };
   static constexpr auto& feature_names = AttentionFeatures::names;
   static unsigned features(const Args& args) { return AttentionFeatures::of(args.kv, args.cu_seqlens_q); }
+  static Device device(const Args& args) { return args.q.device; }
   // c.forward is what this version knows of the caller's.
   static void set_scalars(const C& c, Args& args);
   static Call bind(const Args& args, Bound& bound);

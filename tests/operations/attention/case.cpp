@@ -289,7 +289,7 @@ Slot Case::slot(std::int64_t n, std::int64_t j) const {
   return {n, row_in_entry(problem, problem.sk, j)};
 }
 
-void move_tensors(AttentionArgs& args, DeviceTensors& tensors) {
+void move_inputs(AttentionArgs& args, DeviceTensors& tensors) {
   // Nobody can see there that lengths are equal; here they are, or this throws.
   if (!args.score.align) {
     AttentionProblem::of(args);
@@ -301,6 +301,9 @@ void move_tensors(AttentionArgs& args, DeviceTensors& tensors) {
        {&args.q, &args.q_scale, &kv.k, &kv.v, &kv.k_scale, &kv.v_scale, &kv.k_zero, &kv.v_zero, &kv.k_tail, &kv.seqlens,
         &kv.cu_seqlens, &kv.block_table, &score.bias, &score.mask, &score.alibi, &score.sinks, &args.cu_seqlens_q})
     tensors.move(*t);
+}
+void move_tensors(AttentionArgs& args, DeviceTensors& tensors) {
+  move_inputs(args, tensors);
   for (MutableTensorView* t : {&args.out, &args.lse}) tensors.move(*t);
 }
 

@@ -98,5 +98,7 @@ struct CaseOf<AttentionProblem> : CaseTraits<AttentionProblem, Case> {
 class DeviceTensors;
 /// For DeviceCallOf.
 void move_tensors(AttentionArgs& args, DeviceTensors& tensors);
+/// Of these, all but the results.
+void move_inputs(AttentionArgs& args, DeviceTensors& tensors);
 
 }  // namespace rapt::testing

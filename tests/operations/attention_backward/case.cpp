@@ -80,6 +80,17 @@ AttentionBackwardArgs BackwardCase::args() {
   return args;
 }
 
+void move_tensors(AttentionBackwardArgs& args, DeviceTensors& tensors) {
+  const auto of_forward = [](const TensorView& t) -> MutableTensorView {
+    return {const_cast<void*>(t.data), t.dtype, t, t.device};
+  };
+  AttentionArgs forward{args.q, args.kv, of_forward(args.out), args.score, of_forward(args.lse), args.cu_seqlens_q};
+  move_inputs(forward, tensors);
+  args.q = forward.q, args.kv = forward.kv, args.score = forward.score, args.cu_seqlens_q = forward.cu_seqlens_q;
+  for (TensorView* t : {&args.out, &args.lse, &args.dout, &args.dlse}) tensors.move(*t);
+  for (MutableTensorView* t : {&args.dq, &args.dk, &args.dv, &args.dbias, &args.dsinks, &args.dalibi}) tensors.move(*t);
+}
+
 void BackwardCase::protect_inputs() {
   inputs.protect_inputs();
   for (Tensor* tensor : {&inputs.out, &inputs.lse, &dout, &dlse}) tensor->buffer().protect();

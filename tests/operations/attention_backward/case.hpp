@@ -10,6 +10,7 @@
 #include "operations/attention_backward/oracle.hpp"
 #include "rapt/context.hpp"
 #include "support/case_of.hpp"
+#include "support/device.hpp"
 
 namespace rapt::testing {
 
@@ -36,6 +37,7 @@ struct BackwardCase {
   /// Views of the tensors, and the scalars of `problem`.
   AttentionBackwardArgs args();
   void run(const Context& context) { attention_backward(args(), context); }
+  void run(const Forced& context) { testing::run(args(), context); }
   /// Fills out and lse again, after other inputs have changed.
   void run_forward();
   /// Makes inputs read-only where the placement allows it.
@@ -69,5 +71,8 @@ struct CaseOf<AttentionBackwardProblem> : CaseTraits<AttentionBackwardProblem, B
   /// If rows are sampled, of some heads only, and of dq, dk and dv.
   static Verdict verify(BackwardCase& inputs, const Context& context, std::int64_t rows);
 };
+
+/// For DeviceCallOf.
+void move_tensors(AttentionBackwardArgs& args, DeviceTensors& tensors);
 
 }  // namespace rapt::testing

@@ -91,7 +91,7 @@ TEST_CASE("gradients of gathered keys: latent attention, whose values are column
       for (const std::string& entry : every_entry(c.problem)) {
         INFO(entry << ": " << c.problem.to_string());
         c.clear();
-        attention_backward(args, forced(entry));
+        run(args, forced(entry));
         const Verdict verdict = verdict_of(args, wanted);
         INFO(describe(verdict.errors));
         CHECK(verdict.violation == "");
@@ -158,7 +158,7 @@ TEST_CASE("gradients of gathered keys: lists of all keys give what dense keys gi
       const BackwardReference reference = oracle_backward(dense);
       for (const std::string& entry : every_entry(c.problem)) {
         c.clear();
-        attention_backward(args, forced(entry));
+        run(args, forced(entry));
         const Verdict verdict = verdict_of(args, reference);
         INFO(entry << ": " << c.problem.to_string() << ": " << describe(verdict.errors));
         CHECK(verdict.violation == "");

@@ -282,7 +282,7 @@ TEST_CASE("backward: dout of any strides, those of an expanded scalar too", "[ke
         for (const std::string& entry : every_entry(c.problem)) {
           INFO(entry << ": " << c.problem.to_string());
           c.clear();
-          attention_backward(args, forced(entry));
+          run(args, forced(entry));
           CHECK(c.verdict(reference).violation == "");
         }
         args = c.args();
@@ -378,7 +378,7 @@ TEST_CASE("backward: a sequence has the bits that it has alone", "[kernel][numbe
       c.run(forced(entry));
       const std::vector<std::byte> together = bits_of(c);
       c.clear();
-      for (int64_t n = 0; n < c.problem.b; ++n) attention_backward(one_sequence(c.args(), n), forced(entry));
+      for (int64_t n = 0; n < c.problem.b; ++n) run(one_sequence(c.args(), n), forced(entry));
       CHECK((bits_of(c) == together));
     }
   }
@@ -414,7 +414,7 @@ TEST_CASE("backward: ragged sequences have the bits of dense ones", "[kernel][nu
       for (MutableTensorView* t : {&args.dq, &args.dk, &args.dv}) *t = as_ragged(*t);
       args.lse = lse.view();
       if (args.dlse) args.dlse = dlse.view();
-      attention_backward(args, forced(entry));
+      run(args, forced(entry));
       CHECK((bits_of(c) == dense));
     }
   }

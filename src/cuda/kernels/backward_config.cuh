@@ -1,0 +1,54 @@
+// attention_backward's sizes, and the parameters of its launches.
+#pragma once
+
+#include "cuda/hopper/pipeline.cuh"
+#include "cuda/hopper/tma.cuh"
+#include "cuda/kernels/backward_rows.cuh"
+#include "cuda/tile/divisor.hpp"
+
+namespace rapt::cuda {
+
+// A tile of dS in memory: 64 keys by 64 rows, rounded as operands are, as it lies in shared memory.
+constexpr int kDsTileBytes = kBackwardTile * 128;
+
+// A thread block has kOwn rows or keys ("own") and goes through the others in tiles of 64 ("other"): for dk and dv own
+// are keys and other are query rows, for dq the other way round.
+template <class T, int kSize_, bool kOfKeys_, bool kKeepsDs_ = false>
+struct BackwardConfig {
+  using Element = T;
+  static constexpr int kSize = kSize_;         // columns of rows in shared memory, of d and dv alike
+  static constexpr bool kOfKeys = kOfKeys_;    // dk and dv; else dq
+  static constexpr bool kKeepsDs = kKeepsDs_;  // dS is left in memory for dq
+  // Math warpgroups, with 64 own rows each. (With three, dS of a few heads occupies too many multiprocessors in part.)
+  static constexpr int kGroups = kOfKeys && kSize == 64 && !kKeepsDs ? 3 : 2;
+  static constexpr int kThreads = 128 * (kGroups + 1);
+  static constexpr int kOwn = kBackwardTile * kGroups, kOther = kBackwardTile;
+  static constexpr int kPanels = kSize / 64;
+  static constexpr int kOwnPanel = kOwn * 128, kOtherPanel = kOther * 128;  // bytes
+  static constexpr int kOwnBytes = kPanels * kOwnPanel, kOtherBytes = kPanels * kOtherPanel;
+  // A place of the ring: the two tensors' rows; for keys also the rows' lse and delta.
+  static constexpr int kRowsAt = 2 * kOtherBytes, kPlaceBytes = kRowsAt + (kOfKeys ? 1024 : 0), kStages = 4;
+  static constexpr int kDsAt = 2 * kOwnBytes + kStages * kPlaceBytes;  // from where TMA stores dS
+  static constexpr int kSharedBytes = 1024 + kDsAt + (kKeepsDs ? kGroups * kDsTileBytes : 0);
+  static constexpr int kLoadRegisters = kGroups == 3 ? 32 : 40, kMathRegisters = kGroups == 3 ? 160 : 232;
+  // Whether a tile's scores run beside the sums of the tile before: registers must have room for the operands of these.
+  static constexpr bool kOverlaps = !kOfKeys;
+  static_assert(kLoadRegisters + kGroups * kMathRegisters <= 65536 / kThreads / 8 * 8 * (kGroups + 1),
+                "warpgroups would wait for registers for ever: there are no more than the launch took");
+  static_assert(kSharedBytes <= 227 << 10);
+};
+
+struct BackwardParams {
+  AttentionBackwardParams p;
+  BackwardRows rows;
+  Divisor group;
+  int first_head, heads, tiles;  // the launch's heads; tiles of own rows or keys in each
+  int section;                   // heads whose tiles are interleaved, so that what they read stays in L2
+  std::byte* ds;                 // tiles of dS: [heads of the launch][tiles of keys][tiles of rows]
+  int ds_keys, ds_rows;          // these tiles
+  CUtensorMap q, k, v, dout;
+  bool tma;                               // the maps describe all rows; else threads load them
+  bool q_vector, kv_vector, dout_vector;  // rows are aligned to 16 bytes, and contiguous
+};
+
+}  // namespace rapt::cuda

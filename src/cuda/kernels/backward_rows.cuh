@@ -1,0 +1,50 @@
+// What all kernels of attention_backward need of a row, computed once: its lse, and delta = dout . out - dlse.
+#pragma once
+
+#include "cuda/tile/score.cuh"
+#include "operations/attention_backward/params.hpp"
+
+namespace rapt::cuda {
+
+constexpr int kBackwardTile = 64;  // rows or keys of a tile, which one warpgroup has
+using BackwardTiling = Tiling<kBackwardTile>;
+using BackwardBlocking = Blocking<kBackwardTile>;
+
+// What a tile's rows need. dS = P (dP * dp_factor - delta), P = 2^(score - lse_log2). dp_factor is 0 where dP is equal
+// to dout . out, which delta then lacks, too: else 1. Rows past the last one have weights of 0, too.
+struct RowDelta {
+  float delta, dp_factor;
+};
+struct RowsOfTile {
+  float lse_log2[kBackwardTile];  // without the shift of ALiBi; inf: the row has weights of 0
+  RowDelta delta[kBackwardTile];
+};
+
+// In a call's workspace.
+struct BackwardRows {
+  RowsOfTile* tiles;                     // numbered by BackwardTiling
+  std::uint64_t *row_masks, *key_masks;  // of each tile of rows and of keys: those whose gradients are not finite
+  float *sink_share, *slope_share;       // each row's, of the gradients of its head's sink and slope, by row_number()
+};
+
+__host__ __device__ inline std::int64_t row_tiles(const AttentionParams& p) {
+  return BackwardTiling::heads(p) * BackwardTiling::tiles(p);
+}
+__host__ __device__ inline std::int64_t key_tiles(const AttentionParams& p) {
+  return BackwardBlocking::heads(p) * BackwardBlocking::blocks(p);
+}
+
+// Row r of a kv head.
+__device__ inline std::int64_t row_number(const AttentionParams& p, const Head& head, std::int64_t r) {
+  return BackwardTiling::number(p, head.b, head.hk, r) * kBackwardTile + r % kBackwardTile;
+}
+
+BackwardRows backward_rows(const AttentionParams& p, std::byte* workspace);
+// Fills in all but the shares of slopes, with empty masks.
+cudaError_t launch_backward_rows(const AttentionBackwardParams& p, const BackwardRows& rows, cudaStream_t stream);
+// dq, dk and dv of the rows and keys in the masks, pair by pair.
+cudaError_t launch_backward_marked(const AttentionBackwardParams& p, const BackwardRows& rows, cudaStream_t stream);
+// The gradients of sinks and slopes.
+cudaError_t launch_backward_heads(const AttentionBackwardParams& p, const BackwardRows& rows, cudaStream_t stream);
+
+}  // namespace rapt::cuda

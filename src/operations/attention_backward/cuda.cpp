@@ -1,0 +1,92 @@
+// attention_backward on a GPU: the kernels that dispatch chooses among.
+#include <limits>
+
+#include "cuda/entry.hpp"
+#include "cuda/kernels/kernels.hpp"
+#include "operations/attention/modifiers.hpp"
+
+namespace rapt::cuda {
+namespace {
+
+// All that plans need.
+AttentionParams sizes_of(const Problem& problem) {
+  AttentionParams params{};
+  fill_sizes(std::get<AttentionBackwardProblem>(problem), params);
+  return params;
+}
+
+class AttentionBackwardEntry : public DeviceEntry {
+ public:
+  using DeviceEntry::DeviceEntry;
+
+  std::string_view refuse(const Problem& problem, const Context::Impl&) const override {
+    const auto& p = std::get<AttentionBackwardProblem>(problem);
+    std::string_view reason;
+    KeyKinds::visit(AttentionFeatures::of(p), [&]<class K>(K) { reason = K::gpu_refusal; });
+    if (!reason.empty()) return reason;
+    constexpr std::int64_t kMaxTiles = std::numeric_limits<std::int32_t>::max() / 128;
+    if (attention_backward_items(sizes_of(problem)) > kMaxTiles) return "more rows or keys than a grid has blocks";
+    return refuse_scores(p);
+  }
+
+ private:
+  virtual std::string_view refuse_scores(const AttentionBackwardProblem& p) const = 0;
+
+  std::size_t workspace_bytes(const Problem& problem) const override {
+    return attention_backward_workspace(sizes_of(problem));
+  }
+  std::int64_t work_items(const Problem& problem) const override { return attention_backward_items(sizes_of(problem)); }
+};
+
+#ifdef RAPT_HAVE_SM90A
+class TilesEntry final : public AttentionBackwardEntry {
+ public:
+  TilesEntry(const char* arithmetic, DType type, const GpuSupport& support)
+      : AttentionBackwardEntry(std::string("attention_backward.") + arithmetic + ".cuda.sm90a", "sm90a",
+                               {.operation = Operation::attention_backward,
+                                .phase = Phase::prefill,
+                                .arithmetic = arithmetic,
+                                .dtypes = set_of(type),
+                                .max_head_dim = kBackwardMaxHeadDim,
+                                .max_value_head_dim = kBackwardMaxHeadDim},
+                               support) {}
+
+ private:
+  std::string_view refuse_scores(const AttentionBackwardProblem& p) const override {
+    return has_modifiers(p) ? "takes scores without modifiers" : "";
+  }
+  std::size_t workspace_bytes(const Problem& problem) const override {
+    return attention_backward_tiles_workspace(sizes_of(problem));
+  }
+  std::string kernels(const Problem&) const override {
+    return "attention_backward; rows and keys without finite gradients there by attention_backward_naive";
+  }
+  cudaError_t launch(const Params& params, std::byte* workspace, cudaStream_t stream) const override {
+    return launch_attention_backward(std::get<AttentionBackwardParams>(params), workspace, stream);
+  }
+};
+#endif
+
+class NaiveEntry final : public AttentionBackwardEntry {
+ public:
+  explicit NaiveEntry(const GpuSupport& support)
+      : AttentionBackwardEntry("attention_backward_naive.f32.cuda", "cuda", kAttentionBackwardNaiveFacts, support) {}
+
+ private:
+  std::string_view refuse_scores(const AttentionBackwardProblem&) const override { return ""; }
+  cudaError_t launch(const Params& params, std::byte* workspace, cudaStream_t stream) const override {
+    return launch_attention_backward_naive(std::get<AttentionBackwardParams>(params), workspace, stream);
+  }
+};
+
+}  // namespace
+
+void add_attention_backward(const GpuSupport& support, Entries& entries) {
+#ifdef RAPT_HAVE_SM90A
+  entries.push_back(std::make_unique<TilesEntry>("bf16", DType::bf16, support));
+  entries.push_back(std::make_unique<TilesEntry>("f16", DType::f16, support));
+#endif
+  entries.push_back(std::make_unique<NaiveEntry>(support));
+}
+
+}  // namespace rapt::cuda
