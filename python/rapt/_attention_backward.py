@@ -59,6 +59,8 @@ def attention_backward(
                     The gradient of a bias is summed over the dimensions that broadcast.
     threads, isa    As for attention().
 
+    PyTorch tensors may be on a GPU, as for attention(), but not with indices. Dropout is supported there.
+
     Returns Gradients(dq, dk, dv, dbias, dsinks, dalibi): C-contiguous arrays with the shapes and types of their inputs,
     PyTorch's for its tensors, otherwise NumPy's; None for gradients that are not wanted. Sums are float32, and every
     gradient is rounded once. Rows without keys, and keys past a length, have gradients of 0. Raises TypeError or

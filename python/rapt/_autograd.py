@@ -20,13 +20,16 @@ def register_gradients(
     run: Callable[..., Any],
     gradients: Callable[..., list[Tensor | None]],
     by_extension: Callable[..., Any] | None = None,
+    computes: Callable[..., bool] = lambda *_: True,
+    otherwise: Callable[..., Any] | None = None,
 ) -> tuple[Callable[..., Tensor], Callable[..., tuple[Tensor, Tensor]]]:
-    """Gives the operator `plain` gradients on the CPU, of its first `count` arguments, which are tensors or None.
+    """Gives the operator `plain` gradients, of its first `count` arguments, which are tensors or None.
 
     Its last argument is a seed or None, those between are options. The operators `with_lse` and `backward`, and the functions
     run(*inputs, with_lse=True) and gradients() that they call, compute (out, lse) of the same arguments, and the gradients of
     (grad_out, grad_lse, *tensors, out, lse, seed, *options, wanted), of which `backward` returns those that are wanted.
     `by_extension` is gradients() of calls that the extension takes as they are; of others it returns NotImplemented.
+    computes(*inputs of `plain`) says whether rapt has gradients of such a call; where not, otherwise(keyset, *inputs) runs it.
 
     Returns what eager calls take in place of the operators where a gradient is to be recorded, in a third of their time. The first is
     of all arguments of `plain`, and (out, lse) or None where that is still to be computed; the second, of those of `with_lse`.
@@ -58,7 +61,7 @@ def register_gradients(
             made = [next(some) if want else None for want in wanted]
         return (*made, *[None] * (len(ctx.options) + 1))
 
-    class AttentionOnCpu(torch.autograd.Function):
+    class Attention(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *given: Any) -> Tensor:
             *inputs, made = given
@@ -71,7 +74,7 @@ def register_gradients(
         def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
             return (*differentiate(ctx, *grads), None)
 
-    class AttentionAndLseOnCpu(torch.autograd.Function):
+    class AttentionAndLse(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
             output: tuple[Tensor, Tensor] = run(*inputs, with_lse=True)
@@ -87,22 +90,22 @@ def register_gradients(
     by_pytorch += "with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH): ..."
     backward.register_autograd(no_second_derivatives("attention", by_pytorch))
 
-    # torch.library knows one backward for all devices; this one is the CPU's.
-    def run_on_cpu(keyset: Any, *inputs: Any) -> Any:
+    def run_recorded(keyset: Any, *inputs: Any) -> Any:
         if _refusals.needs_grad(*inputs[:count]):
-            return with_lse(*inputs)[0]
+            return with_lse(*inputs)[0] if otherwise is None or computes(*inputs) else otherwise(keyset, *inputs)
         with torch._C._AutoDispatchBelowAutograd():
             return plain.overload.redispatch(keyset & torch._C._after_autograd_keyset, *inputs)
 
-    plain.set_autograd("CPU", run_on_cpu)
-    return AttentionOnCpu.apply, AttentionAndLseOnCpu.apply
+    for device in ("CPU", "CUDA"):
+        plain.set_autograd(device, run_recorded)
+    return Attention.apply, AttentionAndLse.apply
 
 
 def differentiate_again(
     attention: Callable[..., Tensor], tensors: Sequence[Tensor | None], wanted: Sequence[bool], grad: Tensor
 ) -> list[Tensor | None]:
-    """Gradients of `tensors`, of those that are wanted, where rapt has no backward (on GPUs): PyTorch's, of attention(*tensors),
-    which computes by PyTorch's operators what rapt's kernel has computed."""
+    """Gradients of `tensors`, of those that are wanted, where rapt does not compute them: PyTorch's, of attention(*tensors), which
+    computes by PyTorch's operators what rapt's kernel has computed."""
     again = torch.is_grad_enabled()  # create_graph: PyTorch's backward may have one of its own, or says that it has none
     with torch.enable_grad():
         # Aliases of their own: query, key and value may be one tensor.

@@ -149,8 +149,10 @@ def _gradients(
 
     dq, dk, dv, dalibi, dsinks = memory
     with torch.no_grad():
-        for x, count in ((dq, rows), (dk, keys), (dv, keys)):
-            if x is not None and count < x.shape[0]:
+        for x, count, borders in ((dq, rows, cu_seqlens_q), (dk, keys, cu_seqlens_k), (dv, keys, cu_seqlens_k)):
+            if x is not None and borders is not None and not borders.is_cpu:
+                x.zero_()  # rows of no sequence, which the host cannot tell
+            elif x is not None and count < x.shape[0]:
                 x[count:] = 0
         if cu_seqlens_q is not None:
             q, out, dout, lse = q[:rows], out[:rows], dout[:rows], lse[:rows]
@@ -202,10 +204,8 @@ _FORWARD, _WITH_LSE, _BACKWARD = attention_schemas(
 )
 _operator = Operator(_NAME, _forward, _fake, ("CPU", "CUDA"), schema=_FORWARD)
 _operator_with_lse = Operator(_NAME + "_with_lse", _forward_with_lse, _fake_with_lse, ("CPU", "CUDA"), schema=_WITH_LSE)
-_backward_operator = Operator(_NAME + "_backward", _backward, _fake_backward, schema=_BACKWARD)
-_run_on_cpu, _run_on_cpu_with_lse = register_gradients(
-    _operator, _operator_with_lse, _backward_operator, 10, run, _gradients
-)
+_backward_operator = Operator(_NAME + "_backward", _backward, _fake_backward, ("CPU", "CUDA"), schema=_BACKWARD)
+_run, _run_with_lse = register_gradients(_operator, _operator_with_lse, _backward_operator, 10, run, _gradients)
 
 
 def _pairs(given: Sequence[Any]) -> Any:
@@ -228,8 +228,16 @@ def _flops_of_backward(*given: Any, out_val: Any) -> Any:
     return _flops.backward(_pairs(given[2:12]), given[2].shape[-1], given[4].shape[-1])
 
 
+def differentiates(
+    q: Tensor, v: Tensor, alibi_slopes: Tensor | None, s_aux: Tensor | None, softcap: float | None, dropout_p: float
+) -> bool:
+    """Whether rapt computes gradients of such a call."""
+    modifiers = {"alibi dalibi": alibi_slopes, "sinks dsinks": s_aux, "softcap=1": softcap or None, "dropout=0.5": dropout_p or None}
+    return q.is_cpu or _refusals.cuda_differentiates(q, v, modifiers)
+
+
 def attend(
-    tensors: tuple[Tensor | None, ...],
+    tensors: tuple[Any, ...],
     scale: float | None,
     causal: bool,
     window: tuple[int, int],
@@ -237,17 +245,23 @@ def attend(
     dropout_p: float = 0.0,
     *,
     with_lse: bool = False,
+    name: str = "q",
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """out, lse (or None) and dropout's seed (or None) of q, k, v, alibi_slopes, s_aux, cu_seqlens_q, cu_seqlens_k,
-    cache_seqlens, block_table and cache_leftpad, all but three or None."""
+    cache_seqlens, block_table and cache_leftpad, all but three or None. `name`: the caller's, of q."""
+    q, _, v, alibi_slopes, s_aux = tensors[:5]
+    grad = _refusals.needs_grad(*tensors)
+    if grad and not differentiates(q, v, alibi_slopes, s_aux, softcap, dropout_p):
+        got = f"tensors on {q.device}, and a call whose gradients rapt computes on the cpu only"
+        raise NotImplementedError(f"{name}: got {got}; wanted tensors on the cpu, or torch.no_grad()")
     seed = None if dropout_p == 0 else _seed.new_seed()
     inputs = (*tensors, scale, causal, *window, softcap, dropout_p, seed)
     lse: Tensor | None = None
     eager = _refusals.is_eager(*tensors)
-    if eager and not _refusals.needs_grad(*tensors):
-        out, lse = run(*inputs, with_lse=with_lse)  # type: ignore[arg-type]
+    if eager and not grad:
+        out, lse = run(*inputs, with_lse=with_lse)
     elif with_lse:
-        out, lse = (_run_on_cpu_with_lse if eager else _operator_with_lse)(*inputs)
+        out, lse = (_run_with_lse if eager else _operator_with_lse)(*inputs)
     else:
-        out = _run_on_cpu(*inputs, None) if eager else _operator(*inputs)
+        out = _run(*inputs, None) if eager else _operator(*inputs)
     return out, lse, seed

@@ -98,9 +98,6 @@ def check_rows(q: Tensor, k: Tensor, v: Tensor, names: tuple[str, str, str] = ("
     if k.shape[-2] == 0 or q.shape[-2] % k.shape[-2] != 0:
         wanted = f"a number of heads that divides {names[0]}'s {q.shape[-2]}"
         raise ValueError(f"{names[1]}: got shape {list(k.shape)}; wanted {wanted}")
-    if q.is_cuda and _refusals.needs_grad(q, k, v):
-        got = f"tensors on {q.device} that require grad"
-        raise NotImplementedError(f"{names[0]}: got {got}; wanted tensors on the cpu, or torch.no_grad()")
 
 
 def check_modifiers(alibi_slopes: Tensor | None, s_aux: Tensor | None, batch: int, heads: int) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import rapt
-from rapt import _core, _flops
+from rapt import _core, _flops, _refusals
 from rapt._attention import forward_arguments
 from rapt._autograd import check_dropout, check_wanted, differentiate_again, register_gradients
 from rapt._codes import Rows, arrays_of
@@ -167,8 +167,8 @@ _FORWARD, _WITH_LSE, _BACKWARD = attention_schemas(
     "bool causal, SymInt left, float? softcap, float scale",
 )
 _operator = Operator("attention", forward, _fake, ("CPU", "CUDA"), schema=_FORWARD)
-_operator_with_lse = Operator("attention_with_lse", _forward_with_lse, _fake_with_lse, schema=_WITH_LSE)
-_backward_operator = Operator("attention_backward", _backward, _fake_backward, schema=_BACKWARD)
+_operator_with_lse = Operator("attention_with_lse", _forward_with_lse, _fake_with_lse, ("CPU", "CUDA"), schema=_WITH_LSE)
+_backward_operator = Operator("attention_backward", _backward, _fake_backward, ("CPU", "CUDA"), schema=_BACKWARD)
 operator = _operator.overload
 
 _flops.counted("attention", "attention_with_lse")(_flops.attention)
@@ -177,11 +177,33 @@ _flops.counted("attention_backward")(_flops.attention_backward(8))
 
 def forward_with_gradients(*inputs: Any) -> Tensor:
     """forward() of eager calls where a gradient is to be recorded."""
-    out: Tensor = _run_on_cpu(*inputs, None) if inputs[0].is_cpu else operator(*inputs)
+    out: Tensor = _run(*inputs, None) if _differentiates(*inputs) else operator(*inputs)
     return out
 
 
-# Where rapt has no backward (on GPUs) it is that of PyTorch's operators, of the attention computed again.
+def _differentiates(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    sinks: Tensor | None,
+    causal: bool,
+    left: int,
+    softcap: float | None,
+    scale: float,
+    dropout_p: float = 0.0,
+    seed: Tensor | None = None,
+) -> bool:
+    """Whether rapt computes the gradients of such a call."""
+    if query.is_cpu:
+        return True
+    sinks = None if sinks is None or sinks.dim() > 1 else sinks  # _gradients() adds those of rows
+    modifiers = {"mask=1": mask, "bias=1 dbias": bias, "sinks dsinks": sinks, "softcap=1": softcap, "dropout=0.5": dropout_p or None}
+    return _refusals.cuda_differentiates(query, value, modifiers)
+
+
+# Elsewhere the backward is that of PyTorch's operators, of the attention computed again.
 
 
 def _setup_again(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -199,8 +221,11 @@ def _backward_again(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return (*made, *[None] * (len(ctx.options) + 2))
 
 
-_operator.register_autograd(_backward_again, _setup_again, "CUDA")
-_run_on_cpu, _ = register_gradients(_operator, _operator_with_lse, _backward_operator, 6, run, _gradients)
+_run, _ = register_gradients(
+    *(_operator, _operator_with_lse, _backward_operator, 6, run, _gradients),
+    computes=_differentiates,
+    otherwise=_operator.autograd_of(_backward_again, _setup_again, "CUDA"),
+)
 
 
 def composed(

@@ -157,6 +157,9 @@ def _attend(call: _Call, kwargs: dict[str, Any]) -> Tensor | None:
     gqa = call.query.shape[1] != call.key.shape[1]
     if call.modified or _refusals.refusal(call.query, call.key, call.value, None, gqa):
         return None
+    if _refusals.needs_grad(call.query, call.key, call.value, call.sinks):
+        if not _flash_attn.differentiates(call.query, call.value, None, call.sinks, call.softcap, call.dropout):
+            return None
     if given is not None and given.dim() > 2:
         return None
     if given is None:

@@ -49,15 +49,18 @@ class Operator:
     def __call__(self, *inputs: Any) -> Any:
         return self.overload(*inputs)
 
-    def register_autograd(
-        self, backward: Callable[..., Any], setup_context: Callable[..., Any] | None = None, device: str = "CPU"
-    ) -> None:
-        """torch.library.register_autograd, which knows one backward for all devices; on `device`, calls that have none go to the
+    def register_autograd(self, backward: Callable[..., Any], setup_context: Callable[..., Any] | None = None) -> None:
+        """torch.library.register_autograd, which knows one backward for all devices; on CPUs, calls that have none go to the
         extension. (Where they cannot, its function stays the only one: another around it took 10 us a call.)"""
-        torch.library.register_autograd(self.overload, backward, setup_context=setup_context, lib=_library)
+        autograd = self.autograd_of(backward, setup_context, "CPU")
         if self.by_extension:
-            generated = torch.library.get_kernel(self.overload, f"Autograd{device}")
-            self.set_autograd(device, lambda keyset, *inputs: generated.call_boxed(keyset, *inputs))
+            self.set_autograd("CPU", autograd)
+
+    def autograd_of(self, backward: Callable[..., Any], setup_context: Callable[..., Any] | None, device: str) -> Callable[..., Any]:
+        """torch.library.register_autograd; what it runs on a device's tensors, for set_autograd()."""
+        torch.library.register_autograd(self.overload, backward, setup_context=setup_context, lib=_library)
+        kernel = torch.library.get_kernel(self.overload, f"Autograd{device}")
+        return lambda keyset, *inputs: kernel.call_boxed(keyset, *inputs)
 
     def set_autograd(self, device: str, function: Callable[..., Any]) -> None:
         """Calls on a device's tensors are function(keyset, *inputs) from here on, but not those that go to the extension: no

@@ -177,6 +177,30 @@ def cuda_prefills(operation: str, dtype: str, head_dim: int) -> bool:
     )
 
 
+def cuda_differentiates(q: Tensor, v: Tensor, modifiers: dict[str, Any]) -> bool:
+    """Whether dispatch has an entry of attention_backward for such a call on a GPU that is not naive. `modifiers`: words of a
+    problem's text, each with None where the call has no such argument. Its sizes stand for all: no choice depends on them."""
+    if q.dtype not in _DTYPES:
+        return False
+    words = [f"attention_backward device=cuda dtype={_DTYPES[q.dtype]} sq=1024 d={int(q.shape[-1])} dv={int(v.shape[-1])}"]
+    return _has_gradients(" ".join(words + [word for word, given in modifiers.items() if given is not None]))
+
+
+def _has_gradients(problem: str) -> bool:
+    """Not cached itself: torch.compile looks into what functools.cache wraps."""
+    return _phase_of(problem) not in ("", "naive")
+
+
+@cache
+def _phase_of(problem: str) -> str:
+    """The phase of the entry that dispatch chooses on a GPU, "" if it has none."""
+    try:
+        name = _core.explain_problem(problem, None, None).entry
+    except ValueError:
+        return ""
+    return next((entry["phase"] for entry in _cuda_entries() if entry["name"] == name), "")
+
+
 def _cuda_refusal() -> str:
     entries = _cuda_entries()
     if not entries:
@@ -215,6 +239,7 @@ def _cuda_head_dims(dtype: torch.dtype) -> tuple[int, tuple[tuple[int, int, int]
 
 cuda_runs._dynamo_marked_constant = True  # type: ignore[attr-defined]
 cuda_prefills._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_has_gradients._dynamo_marked_constant = True  # type: ignore[attr-defined]
 _cuda_refusal._dynamo_marked_constant = True  # type: ignore[attr-defined]
 _cuda_head_dims._dynamo_marked_constant = True  # type: ignore[attr-defined]
 

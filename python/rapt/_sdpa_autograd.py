@@ -59,17 +59,35 @@ _FORWARD, _WITH_LSE, _BACKWARD = attention_schemas(
 )
 _operator = Operator(_NAME, _forward, _fake, ("CPU", "CUDA"), "dispatched_sdpa", _FORWARD)
 _operator_with_lse = Operator(
-    _NAME + "_with_lse", _forward_with_lse, _fake_with_lse, ("CPU",), "dispatched_sdpa_with_lse", _WITH_LSE
+    _NAME + "_with_lse", _forward_with_lse, _fake_with_lse, ("CPU", "CUDA"), "dispatched_sdpa_with_lse", _WITH_LSE
 )
 _backward_operator = Operator(
-    _NAME + "_backward", _backward, _fake_backward, ("CPU",), "dispatched_sdpa_gradients", _BACKWARD
+    _NAME + "_backward", _backward, _fake_backward, ("CPU", "CUDA"), "dispatched_sdpa_gradients", _BACKWARD
 )
 operator = _operator.overload
 _flops.counted(_NAME, _NAME + "_with_lse")(_flops.attention)
 _flops.counted(_NAME + "_backward")(_flops.attention_backward(6))
 
 
-# Where rapt has no backward (on GPUs) it is PyTorch's, of the attention computed again.
+def _differentiates(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    is_causal: bool,
+    scale: float | None,
+    gqa: bool,
+    dropout_p: float = 0.0,
+    seed: Tensor | None = None,
+) -> bool:
+    """Whether rapt computes the gradients of such a call."""
+    if q.is_cpu:
+        return True
+    mask, bias = (mask, None) if mask is None or mask.dtype is torch.bool else (None, mask)
+    return _refusals.cuda_differentiates(q, v, {"mask=1": mask, "bias=1 dbias": bias, "dropout=0.5": dropout_p or None})
+
+
+# Elsewhere the backward is PyTorch's, of the attention computed again.
 
 
 def _setup_again(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -91,34 +109,22 @@ def _backward_again(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return (*differentiate_again(attention, ctx.saved_tensors, ctx.needs_input_grad[:4], grad), *[None] * 5)
 
 
-_operator.register_autograd(_backward_again, _setup_again, "CUDA")
-
-
-class _FunctionAgain(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> Tensor:
-        output = _sdpa.forward(*inputs)
-        _setup_again(ctx, inputs, output)
-        return output
-
-    backward = staticmethod(_backward_again)
-
-
 def forward_with_gradients(*inputs: Any) -> Tensor:
     """_sdpa.forward() of eager calls where a gradient is to be recorded."""
-    out: Tensor = _run_on_cpu(*inputs, None) if inputs[0].is_cpu else _FunctionAgain.apply(*inputs)  # type: ignore[no-untyped-call]
+    out: Tensor = _run(*inputs, None) if _differentiates(*inputs) else operator(*inputs)
     return out
 
 
 def recorded(made: tuple[Tensor, Tensor], *inputs: Any) -> Tensor:
     """`out` with its gradients, where the extension has made (out, lse) on the CPU, without dropout."""
-    return _run_on_cpu(*inputs, 0.0, None, made)
+    return _run(*inputs, 0.0, None, made)
 
 
 def _by_extension(*inputs: Any) -> Any:
     return _core.eager_sdpa_gradients(*inputs)
 
 
-_run_on_cpu, _ = register_gradients(
-    _operator, _operator_with_lse, _backward_operator, 4, _sdpa.run, _sdpa.gradients, _by_extension
+_run, _ = register_gradients(
+    *(_operator, _operator_with_lse, _backward_operator, 4, _sdpa.run, _sdpa.gradients, _by_extension, _differentiates),
+    otherwise=_operator.autograd_of(_backward_again, _setup_again, "CUDA"),
 )

@@ -9,7 +9,8 @@ takes flash-attn 3's keywords where it supports them. Others raise an error that
 rapt also supports float32; head dimensions up to 8192, and values of another head dimension than keys; pages of any
 size; int64 lengths; gradients through softmax_lse, and of alibi_slopes and s_aux. The dropout mask is rapt's, with a
 seed from PyTorch's default generator. Results and gradients are always deterministic. On a GPU, if rapt has its
-GPU backend, there are no gradients and no dropout.
+GPU backend, there is no dropout, and inputs may require grad only if dispatch has an entry of attention_backward for
+the call that is not naive. Otherwise the call raises NotImplementedError.
 """
 
 from __future__ import annotations
@@ -270,7 +271,7 @@ def _dense(
     truth("deterministic", deterministic)
     return_attn_probs = truth("return_attn_probs", return_attn_probs)
     tensors = (q, k, v, alibi_slopes, s_aux, None, None, None, None, None)
-    out, lse, seed = attend(tensors, *given, with_lse=return_attn_probs)
+    out, lse, seed = attend(tensors, *given, with_lse=return_attn_probs, name=names[0])
     if lse is None:
         return out
     return out, returned(lse), probabilities(tensors, given, seed, (None, None))
@@ -327,7 +328,7 @@ def _ragged(
         q = q[counting]
     tensors = (q, k, v, alibi_slopes, s_aux, cu_seqlens_q, cu_seqlens_k, seqlens, block_table, None)
     with _refusals.renamed(cache_seqlens=seqlens_are):
-        out, lse, seed = attend(tensors, *given, with_lse=return_attn_probs)
+        out, lse, seed = attend(tensors, *given, with_lse=return_attn_probs, name=names[0])
     if counting is not None:
         out = out.new_zeros((total, *out.shape[1:])).index_copy(0, counting, out)
     if lse is None:

@@ -37,10 +37,11 @@ more than 576 columns, and bfloat16 and float16 unless rapt's dispatch has a ten
 names an entry. `torch.ops.rapt.scaled_dot_product_attention` takes these calls too, and raises ValueError for calls
 without a kernel.
 
-On the CPU, rapt computes gradients, also those of float masks. They have no second derivatives: for those, use
-torch.nn.attention.sdpa_kernel(SDPBackend.MATH). On a GPU, the backward recomputes the attention with PyTorch's function
-and differentiates that. CPU calls run on PyTorch's own threads, torch.get_num_threads() of them, if rapt finds
-PyTorch's OpenMP runtime; rapt.info()["pools"] says whether it does.
+On the CPU, rapt computes gradients, also those of float masks. On a GPU, it computes those of calls for which dispatch
+has an entry of attention_backward that is not naive. Other backwards recompute the attention with PyTorch's function
+and differentiate that. rapt's gradients have no second derivatives: for those, use
+torch.nn.attention.sdpa_kernel(SDPBackend.MATH). CPU calls run on PyTorch's own threads, torch.get_num_threads() of
+them, if rapt finds PyTorch's OpenMP runtime; rapt.info()["pools"] says whether it does.
 
 More functions, for CPU tensors, without GPU kernels and without a fallback: delta_rule is rapt.delta_rule with
 gradients and torch.compile. chunk_kda, fused_recurrent_kda, chunk_gated_delta_rule and fused_recurrent_gated_delta_rule
