@@ -7,7 +7,7 @@ import pytest
 import rapt
 import rapt.torch
 import torch
-from kernel_calls import kernel_calls
+from kernel_calls import backward_calls, kernel_calls
 from torch.nn import functional
 
 if not torch.cuda.is_available():
@@ -175,17 +175,247 @@ def test_operator(dtype, options):
     assert relative(got, exact(q, k, v, **options)) < BOUNDS[dtype]
 
 
+RUNS = pytest.mark.parametrize("run", [grouped, torch.compile(grouped, fullgraph=True)], ids=["eager", "compiled"])
+
+
 @pytest.mark.parametrize("options", SDPA_OPTIONS.values(), ids=SDPA_OPTIONS)
-@pytest.mark.parametrize("run", [grouped, torch.compile(grouped, fullgraph=True)], ids=["eager", "compiled"])
-def test_gradients(run, options):
+@RUNS
+def test_gradients_by_pytorch(run, options):
+    """Of fp32: the naive entry is not chosen."""
     inputs = [t.cuda().requires_grad_() for t in tensors()]
     on_gpu = options | ({"attn_mask": options["attn_mask"].cuda()} if "attn_mask" in options else {})
-    out, wanted = run(*inputs, **on_gpu), exact(*inputs, **options)
-    assert relative(out, wanted) < 1e-6
-    grad = torch.randn_like(out)
-    grads = torch.autograd.grad(out, inputs, grad), torch.autograd.grad(wanted, inputs, grad.double())
+    with backward_calls() as backward:
+        out, wanted = run(*inputs, **on_gpu), exact(*inputs, **options)
+        assert relative(out, wanted) < 1e-6
+        grad = torch.randn_like(out)
+        grads = torch.autograd.grad(out, inputs, grad), torch.autograd.grad(wanted, inputs, grad.double())
+    assert backward.count == 0
     for got, wanted in zip(*grads, strict=True):
         assert relative(got, wanted) < 1e-4
+
+
+GRADIENT_BOUNDS = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+NAMES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+
+
+def largest_heads(naive):
+    """Of the types that entries of attention_backward take, naive ones or others."""
+    entries = [e for e in rapt.info()["entries"] if e["backend"] == "cuda" and e["operation"] == "attention_backward"]
+    usable = [e for e in entries if not e["unusable"] and not e["opt_in"] and (e["phase"] == "naive") == naive]
+    return {NAMES[name]: e["max_head_dim"] for e in reversed(usable) for name in e["dtypes"] if name in NAMES}
+
+
+BY_RAPT = pytest.mark.parametrize("dtype", largest_heads(naive=False))
+
+
+def learnt(dtype, *sizes):
+    return [t.cuda().requires_grad_() for t in tensors(dtype, *sizes)]
+
+
+def check_gradients(got, wanted, dtype):
+    for a, b in zip(got, wanted, strict=True):
+        assert a.shape == b.shape and a.device.type == "cuda"
+        assert relative(a, b) < GRADIENT_BOUNDS[dtype]
+
+
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"scale": 0.2}], ids=["plain", "causal", "scale"])
+@pytest.mark.parametrize("sizes", [(70, 90, 40), (300, 300, 64), (200, 130, 128)])
+@RUNS
+@BY_RAPT
+def test_gradients_by_rapt(dtype, run, sizes, options):
+    """One forward, one backward, and gradients of the inputs alone that want them."""
+    inputs = learnt(dtype, *sizes)
+    with kernel_calls() as forward, backward_calls() as backward:
+        out = run(*inputs, **options)
+        grad = torch.randn_like(out)
+        got = torch.autograd.grad(out, inputs, grad)
+        assert (forward.call_count, backward.names) == (1, ["attention_backward"])
+        (of_keys,) = torch.autograd.grad(run(*inputs, **options), inputs[1:2], grad)
+    assert [t.dtype for t in got] == [dtype] * 3
+    check_gradients(got, torch.autograd.grad(exact(*inputs, **options), inputs, grad.double()), dtype)
+    check_gradients([of_keys], got[1:2], dtype)
+    on_cpu = [t.detach().cpu().requires_grad_() for t in inputs]
+    check_gradients(got, torch.autograd.grad(grouped(*on_cpu, **options), on_cpu, grad.cpu()), dtype)
+
+
+@BY_RAPT
+def test_gradients_of_sums_and_views(dtype):
+    """A dout of stride 0, one that is not contiguous, and inputs that are views of one tensor."""
+    x = torch.randn(2, 70, 3, 4, 64).cuda().to(dtype).requires_grad_()
+    q, k, v = x.permute(2, 0, 3, 1, 4)
+    weights = torch.randn(2, 70, 4, 64).cuda().to(dtype).transpose(1, 2)
+    for loss in (lambda out: out.sum(), lambda out: (out * weights).sum(), lambda out: out[:, :, ::2].float().square().mean()):
+        with backward_calls() as backward:
+            (got,) = torch.autograd.grad(loss(ours(q, k, v, is_causal=True)), x, retain_graph=True)
+        assert backward.count == 1
+        (wanted,) = torch.autograd.grad(loss(exact(q, k, v, is_causal=True)), x, retain_graph=True)
+        check_gradients([got], [wanted], dtype)
+
+
+@pytest.mark.parametrize("batch", [(), (3,), (2, 3, 2)], ids=len)
+@BY_RAPT
+def test_gradients_of_other_ranks(dtype, batch):
+    """Of keys that are broadcast, too."""
+    q = torch.randn(*batch, 4, 70, 64).cuda().to(dtype).requires_grad_()
+    k = torch.randn(4, 90, 64).cuda().to(dtype).requires_grad_()
+    with backward_calls() as backward:
+        got = torch.autograd.grad(ours(q, k, k).sum(), (q, k))
+    assert backward.count == 1
+    wide = k.double().expand(*batch, 4, 90, 64)
+    check_gradients(got, torch.autograd.grad(theirs(q.double(), wide, wide).sum(), (q, k)), dtype)
+
+
+@BY_RAPT
+def test_what_else_pytorch_differentiates(dtype):
+    """Calls with masks, and with larger heads than rapt's entry takes."""
+    mask = torch.rand(70, 90).cuda() > 0.3
+    for d, options in ((40, {"attn_mask": mask}), (largest_heads(naive=False)[dtype] + 8, {})):
+        inputs = learnt(dtype, 70, 90, d)
+        with backward_calls() as backward:
+            got = torch.autograd.grad(grouped(*inputs, **options).sum(), inputs)
+        assert backward.count == 0
+        check_gradients(got, torch.autograd.grad(exact(*inputs, **options).sum(), inputs), dtype)
+
+
+@BY_RAPT
+def test_gradients_on_the_current_stream(dtype):
+    inputs = learnt(dtype, 500, 500, 128)
+    grad = torch.randn(2, 6, 500, 128).cuda().to(dtype)
+    wanted = torch.autograd.grad(grouped(*inputs), inputs, grad)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        late, out = torch.zeros_like(grad), grouped(*inputs)
+        torch.cuda._sleep(100_000_000)
+        late.copy_(grad)
+        got = torch.autograd.grad(out, inputs, late)
+        assert not stream.query()
+    stream.synchronize()
+    check_gradients(got, wanted, dtype)
+
+
+@BY_RAPT
+def test_gradients_in_a_graph(dtype):
+    inputs = learnt(dtype)
+    grad = torch.randn(2, 6, 70, 40).cuda().to(dtype)
+
+    def step():
+        return torch.autograd.grad(grouped(*inputs, is_causal=True), inputs, grad)
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = step()
+    for _ in range(2):
+        grad.copy_(torch.randn_like(grad))
+        for t in got:
+            t.fill_(torch.nan)
+        graph.replay()
+        check_gradients(got, step(), dtype)
+
+
+@BY_RAPT
+def test_gradients_in_autocast(dtype):
+    inputs = learnt(torch.float32)
+    with backward_calls() as backward, torch.autocast("cuda", dtype=dtype):
+        out = grouped(*inputs)
+        got = torch.autograd.grad(out.float().square().sum(), inputs)
+    assert (out.dtype, backward.count, {t.dtype for t in got}) == (dtype, 1, {torch.float32})
+    check_gradients(got, torch.autograd.grad(exact(*inputs).square().sum(), inputs), dtype)
+
+
+@BY_RAPT
+def test_no_second_derivatives(dtype):
+    inputs = learnt(dtype)
+    first = torch.autograd.grad(grouped(*inputs).sum(), inputs, create_graph=True)
+    with pytest.raises(RuntimeError, match="create_graph: got a gradient of rapt's attention"):
+        first[0].sum().backward()
+
+
+@BY_RAPT
+def test_opcheck_of_gradients(dtype):
+    q, k, v = learnt(dtype)
+    torch.library.opcheck(rapt._sdpa_autograd.operator, (q, k, v, None, True, 0.2, True))
+
+
+BACKWARD_CALLS = {
+    "plain": {},
+    "causal": {"causal": True, "align": "bottom_right"},
+    "window and sinks": {"window": (20, 3), "align": "top_left", "sinks": torch.randn(6)},
+    "modifiers": {"mask": torch.rand(70, 90) > 0.3, "bias": torch.randn(6, 1, 90), "alibi": torch.rand(6), "softcap": 5.0, "align": 0},
+}
+
+
+@pytest.mark.parametrize("arguments", BACKWARD_CALLS.values(), ids=BACKWARD_CALLS)
+@pytest.mark.parametrize("dtype", largest_heads(naive=True))
+def test_attention_backward_like_the_cpu(dtype, arguments):
+    inputs = tensors(dtype)
+    out, lse = rapt.attention(*inputs, **arguments, return_lse=True)
+    given = (torch.randn_like(out), *inputs, out, lse)
+    want = ["q", "k", "v", *(x for x in ("bias", "sinks", "alibi") if x in arguments)]
+    dlse = torch.randn_like(lse)
+    wanted = rapt.attention_backward(*given, **arguments, dlse=dlse, want=want)
+    on_gpu = {key: x.cuda() if isinstance(x, torch.Tensor) else x for key, x in arguments.items()}
+    got = rapt.attention_backward(*(t.cuda() for t in given), **on_gpu, dlse=dlse.cuda(), want=want)
+    made = [pair for pair in zip(got, wanted, strict=True) if pair[0] is not None]
+    assert len(made) == len(want)
+    for a, b in made:
+        check_gradients([a], [b], dtype)
+
+
+@BY_RAPT
+def test_flash_attn_gradients(dtype):
+    """Dense and ragged. Rows of no sequence have gradients of 0."""
+    from rapt.flash_attn import flash_attn_func, flash_attn_varlen_func
+
+    def dense(q, k, v, sinks, borders):
+        out, lse, _ = flash_attn_func(q, k, v, causal=True, window_size=(30, 0), s_aux=sinks, return_attn_probs=True)
+        return out.float().square().sum() + lse.sum()
+
+    def ragged(q, k, v, sinks, borders):
+        q, k, v = (x.flatten(0, 1) for x in (q, k, v))
+        out = flash_attn_varlen_func(q, k, v, borders, borders, 75, 75, causal=True, s_aux=sinks)
+        return out[:150].float().square().sum()
+
+    tensors = [torch.randn(2, 80, h, 64).to(dtype) for h in (4, 2, 2)] + [torch.randn(4)]
+    borders = torch.tensor([0, 75, 150], dtype=torch.int32)
+    for function in (dense, ragged):
+        on_cpu = [t.clone().requires_grad_() for t in tensors]
+        inputs = [t.cuda().requires_grad_() for t in tensors]
+        with backward_calls() as backward:
+            got = torch.autograd.grad(function(*inputs, borders.cuda()), inputs)
+        assert backward.count == 1
+        check_gradients(got, torch.autograd.grad(function(*on_cpu, borders), on_cpu), dtype)
+        if function is ragged:
+            assert all((t.flatten(0, 1)[150:] == 0).all() for t in got[:3])
+    wide = [t.float().cuda().requires_grad_() for t in tensors]
+    with pytest.raises(NotImplementedError, match="q: got tensors on cuda:0, .*; wanted tensors on the cpu"):
+        dense(*wide, borders)
+
+
+@BY_RAPT
+def test_gradients_of_models(dtype):
+    """With sinks by rapt, which of rows are added to its gradients; with softcap by PyTorch's operators."""
+    pytest.importorskip("transformers")
+    from rapt import _model_attention as hooks
+
+    for sinks, softcap, count in ((torch.randn(6), None, 1), (torch.randn(2, 6, 70, 1), None, 1), (None, 30.0, 0)):
+        sinks = sinks if sinks is None else sinks.cuda().requires_grad_()
+        options = (None, None, sinks, True, 30, softcap, 0.3, 0.0, None)
+        inputs = learnt(dtype)
+        wants = [*inputs, *(x for x in (sinks,) if x is not None)]
+        numbers = [t if t is None else t.detach().double().requires_grad_() for t in (*inputs, sinks)]
+        wanted_out = hooks.composed(*numbers[:3], None, None, numbers[3], *options[3:-1])
+        wanted = torch.autograd.grad(wanted_out.square().sum(), [t for t in numbers if t is not None])
+        for function in (hooks.operator, hooks.forward_with_gradients):
+            with backward_calls() as backward:
+                got = torch.autograd.grad(function(*inputs, *options).float().square().sum(), wants)
+            assert backward.count == count
+            check_gradients(got, wanted, dtype)
 
 
 def test_opcheck():

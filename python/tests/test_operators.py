@@ -9,6 +9,8 @@ import rapt._model_attention  # operators of models
 import rapt.torch
 import torch
 from kernel_calls import backward_calls, by_python, kernel_calls
+from rapt._autograd import register_gradients
+from rapt._operators import Operator, attention_schemas
 from torch._dynamo.testing import CompileCounter
 from torch._subclasses import FakeTensorMode
 from torch.autograd import forward_ad
@@ -228,3 +230,50 @@ def test_compiled_training_calls_the_extension(x):
         compiled(x, x, x).sum().backward()
     assert (kernel.eager, kernel.by_python) == (1, 0)
     assert backward.names == ["dispatched_sdpa_gradients"]
+
+
+def test_gradients_of_others():
+    """Calls whose gradients rapt does not compute are recorded by others, eager and in graphs. On a GPU's tensors these are
+    PyTorch's; here, an operator on the CPU has them."""
+    ran = []
+
+    def run(x, factor, dropout_p=0.0, seed=None, *, with_lse=False):
+        ran.append("run")
+        return x * factor, x.sum(-1) if with_lse else None
+
+    def gradients(grad_out, grad_lse, x, out, lse, seed, factor, dropout_p, wanted):
+        ran.append("rapt")
+        return [grad_out * factor]
+
+    def setup_others(ctx, inputs, output):
+        ctx.factor = inputs[1]
+
+    def others(ctx, grad):
+        ran.append("others")
+        return grad * ctx.factor, None, None, None
+
+    name = "test_gradients_of_others"
+    schemas = attention_schemas("Tensor x", "float factor")
+    plain = Operator(name, lambda *given: run(*given)[0], lambda x, *_: torch.empty_like(x), schema=schemas[0])
+    pair = Operator(
+        name + "_with_lse",
+        lambda *given: run(*given, with_lse=True),
+        lambda x, *_: (torch.empty_like(x), x.new_empty(x.shape[:-1])),
+        schema=schemas[1],
+    )
+    of_pair = Operator(name + "_backward", gradients, lambda grad, *_: [torch.empty_like(grad)], schema=schemas[2])
+    register_gradients(
+        *(plain, pair, of_pair, 1, run, gradients),
+        computes=lambda x, factor, *_: factor > 0,
+        otherwise=plain.autograd_of(others, setup_others, "CPU"),
+    )
+    for function in (plain, torch.compile(lambda *given: plain(*given), fullgraph=True, backend="aot_eager")):
+        for factor, who in ((2.0, "rapt"), (-2.0, "others")):
+            ran.clear()
+            x = torch.randn(3, 4, requires_grad=True)
+            function(x, factor).sum().backward()
+            assert torch.equal(x.grad, torch.full_like(x, factor))
+            assert ran.count("run") == 1 and ran.count("rapt") == (who == "rapt")
+            assert "others" in ran or who == "rapt"
+        ran.clear()
+        assert not function(x.detach(), -2.0).requires_grad and ran == ["run"]

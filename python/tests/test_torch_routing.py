@@ -1,8 +1,12 @@
 """Which calls on a GPU's tensors rapt.torch leaves to PyTorch. Needs no GPU: test_cuda.py has what does."""
 
+from contextlib import contextmanager
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
+import rapt._model_attention
+import rapt.flash_attn
 import rapt.torch
 import torch
 from torch.nn import functional
@@ -76,3 +80,112 @@ def test_the_operator_on_a_gpu_says_what_is_missing():
     x = torch.empty(2, 4, 9, 16, device="meta")
     with pytest.raises(ValueError, match="out: got a tensor on meta; wanted one on the cpu"):
         rapt._sdpa.forward(x, x, x, None, False, None, False)
+
+
+def backward(name, dtypes, largest, phase="all", takes=()):
+    """An entry, and the words of problems that it takes beside types and sizes."""
+    return entry("", dtypes, largest, largest, phase, "attention_backward") | {"name": name, "takes": takes}
+
+
+TILES = backward("tiles", ["bf16", "f16"], 128, takes={"sinks", "dsinks"})
+EVERYTHING = {"mask", "bias", "dbias", "alibi", "dalibi", "softcap", "sinks", "dsinks", "dropout"}
+PAIR_BY_PAIR = backward("pair by pair", ["f32", "bf16", "f16"], 8192, "naive", EVERYTHING)
+
+
+@pytest.fixture
+def dispatch():
+    """Dispatch over entries of a GPU, of problems that rapt's own can read."""
+    explain = rapt._core.explain_problem
+
+    @contextmanager
+    def over(*entries):
+        def choose(problem, *limits):
+            explain(problem.replace("device=cuda ", ""), *limits)
+            words = dict(word.partition("=")[::2] for word in problem.split()[1:])
+            assert words.pop("device") == "cuda"
+            dtype, d, dv, _ = words.pop("dtype"), int(words.pop("d")), int(words.pop("dv")), words.pop("sq")
+            for e in entries:
+                if dtype in e["dtypes"] and max(d, dv) <= e["max_head_dim"] and words.keys() <= set(e["takes"]):
+                    return SimpleNamespace(entry=e["name"])
+            raise ValueError("problem: no entry takes it")
+
+        rapt._refusals._phase_of.cache_clear()
+        with cuda_entries(*entries), mock.patch.object(rapt._core, "explain_problem", choose):
+            yield
+
+    yield over
+    rapt._refusals._phase_of.cache_clear()
+
+
+def on_gpu(*shape, dtype=torch.bfloat16):
+    with torch._subclasses.fake_tensor.FakeTensorMode():
+        return torch.empty(*shape, dtype=dtype, device="cuda").requires_grad_(dtype is not torch.bool)
+
+
+MASK, BIAS = on_gpu(9, 9, dtype=torch.bool), on_gpu(9, 9)
+SINKS, ROW_SINKS = on_gpu(4), on_gpu(2, 4, 9, 1)
+GRADIENTS = [
+    ("sdpa", {}, True),
+    ("sdpa", {"d": 128, "dv": 64}, True),
+    ("sdpa", {"d": 64, "dv": 136}, False),
+    ("sdpa", {"d": 136}, False),
+    ("sdpa", {"dtype": torch.float16}, True),
+    ("sdpa", {"dtype": torch.float32}, False),
+    ("sdpa", {"mask": MASK}, False),
+    ("sdpa", {"mask": BIAS}, False),
+    ("sdpa", {"dropout": 0.1}, False),
+    ("models", {}, True),
+    ("models", {"mask": MASK}, False),
+    ("models", {"bias": BIAS}, False),
+    ("models", {"sinks": SINKS}, True),
+    ("models", {"sinks": ROW_SINKS}, True),
+    ("models", {"softcap": 30.0}, False),
+    ("models", {"dropout": 0.1}, False),
+    ("flash", {}, True),
+    ("flash", {"sinks": SINKS}, True),
+    ("flash", {"alibi": SINKS}, False),
+    ("flash", {"softcap": 30.0}, False),
+    ("flash", {"dtype": torch.float32}, False),
+]
+
+
+def differentiates(function, d=64, dv=0, dtype=torch.bfloat16, mask=None, bias=None, sinks=None, alibi=None, softcap=None, dropout=0.0):
+    q, v = on_gpu(2, 4, 9, d, dtype=dtype), on_gpu(2, 4, 9, dv or d, dtype=dtype)
+    if function == "sdpa":
+        return rapt._sdpa_autograd._differentiates(q, q, v, mask, True, None, False, dropout)
+    if function == "models":
+        return rapt._model_attention._differentiates(q, q, v, mask, bias, sinks, True, -1, softcap, 0.25, dropout)
+    return rapt._flash_attn.differentiates(q, v, alibi, sinks, softcap or 0.0, dropout)
+
+
+@pytest.mark.parametrize("function, call, wanted", GRADIENTS)
+def test_whose_gradients_on_a_gpu(dispatch, function, call, wanted):
+    """Those of rapt where dispatch has an entry that is not naive."""
+    for entries, has_entry in (((TILES, PAIR_BY_PAIR), True), ((TILES,), True), ((PAIR_BY_PAIR,), False), ((), False)):
+        with dispatch(*entries):
+            assert differentiates(function, **call) == (wanted and has_entry)
+
+
+def test_gradients_of_gpu_tensors_in_flash_attn(dispatch):
+    """Recorded where rapt computes them, and refused before the forward where it does not: in a graph, too."""
+
+    class Flash(torch.nn.Module):
+        def forward(self, x):
+            return rapt.flash_attn.flash_attn_func(x, x, x, causal=True)
+
+    operator = torch.ops.rapt.flash_attention.default
+    with dispatch(TILES, PAIR_BY_PAIR):
+        x = on_gpu(2, 9, 4, 64, dtype=torch.float32)
+        with pytest.raises(NotImplementedError, match="q: got tensors on cuda:0, .*; wanted tensors on the cpu, or torch.no_grad"):
+            rapt.flash_attn.flash_attn_func(x, x, x)
+        # PyTorch for CPUs cannot record gradients of such tensors: it is told that they are wanted.
+        x = x.detach().bfloat16()
+        with mock.patch.object(rapt._refusals, "needs_grad", lambda *_: True), x.fake_mode:
+            graph = torch.export.export(Flash(), (x,), strict=True).graph
+    assert operator in [node.target for node in graph.nodes]
+
+
+@pytest.mark.parametrize("name", ["scaled_dot_product_attention", "attention", "flash_attention"])
+def test_operators_of_gradients_have_kernels_on_a_gpu(name):
+    for operator in (name, name + "_with_lse", name + "_backward"):
+        assert torch._C._dispatch_has_kernel_for_dispatch_key(f"rapt::{operator}", torch._C.DispatchKey.CUDA)
