@@ -1,12 +1,13 @@
-// attention_backward on Hopper's tensor cores: the kernel for dk and dv, and the one for dq. No workspace of rows x
-// keys, and no atomic additions: both compute scores anew.
+// attention_backward on Hopper's tensor cores: the kernel for dk and dv, and the one for dq that computes scores anew.
+// No atomic additions.
 //
 // A thread block's first warpgroup (the producer) loads its own rows or keys once, and tiles of the other side into a
 // ring. Each of the other warpgroups has 64 own rows. For each tile, with keys as own:
 //   S^T = K Q^T, dP^T = V dO^T, P = 2^(S - lse), dV += P^T dO, dS = P (dP - delta), dK += dS^T Q
 // and with rows as own:
 //   S = Q K^T, dP = dO V^T, P = 2^(S - lse), dS = P (dP - delta), dQ += dS K
-// P and dS go from the accumulators of a product to an operand of the next in registers.
+// P and dS go from the accumulators of a product to an operand of the next in registers. With kKeepsDs, dS^T is also
+// left in memory, for backward_queries.cuh.
 //
 // Tiles begin at multiples of 64 from row or key 0 and are taken in ascending order; one that is hidden from a row or
 // key adds zeros. Zero times NaN is NaN: own rows whose gradients are not finite are marked, for
@@ -31,11 +32,11 @@ struct BackwardBlock {
   int own, own_end;  // the first own row or key, and the end of those that exist
   int other, tiles;  // the tiles of the other side that some own row or key meets: from a multiple of 64 on
 
-  struct Place {
+  struct Start {
     std::int64_t b, hk, own;
   };
   // Within a section, the longest tiles of causal calls come first.
-  __device__ static Place find(const BackwardParams& params) {
+  __device__ static Start find(const BackwardParams& params) {
     const int in_section = params.section * params.tiles, first = static_cast<int>(blockIdx.x) / in_section,
               left = static_cast<int>(blockIdx.x) % in_section;
     const int heads = min(params.section, params.heads - first * params.section);
@@ -85,11 +86,11 @@ struct BackwardBlock {
   }
 
  private:
-  __device__ BackwardBlock(const BackwardParams& params, const Place& place)
+  __device__ BackwardBlock(const BackwardParams& params, const Start& start)
       : p(params.p),
-        head(params.p, place.b, place.hk),
+        head(params.p, start.b, start.hk),
         bounds(params.p.score, head, 0),
-        own(static_cast<int>(place.own)) {
+        own(static_cast<int>(start.own)) {
     own_end = min(own + C::kOwn, C::kOfKeys ? keys() : rows());
     const auto [from, to] = others_of(params.group, own, own_end);
     other = from / C::kOther * C::kOther, tiles = from < to ? (to - other + C::kOther - 1) / C::kOther : 0;

@@ -44,7 +44,7 @@ class TilesEntry final : public AttentionBackwardEntry {
   TilesEntry(const char* arithmetic, DType type, const GpuSupport& support)
       : AttentionBackwardEntry(std::string("attention_backward.") + arithmetic + ".cuda.sm90a", "sm90a",
                                {.operation = Operation::attention_backward,
-                                .phase = Phase::prefill,
+                                .phase = Phase::all,
                                 .arithmetic = arithmetic,
                                 .dtypes = set_of(type),
                                 .max_head_dim = kBackwardMaxHeadDim,

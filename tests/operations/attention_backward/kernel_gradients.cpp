@@ -433,7 +433,7 @@ TEST_CASE("backward: a workspace is enough for sequences in more splits than the
     }
     c.run_forward();
     const BackwardReference reference = oracle_backward(c.args());
-    for (const std::string& entry : every_entry(c.problem))
+    for (const std::string& entry : usable_entries(c.problem))
       for (const int threads : {1, 3}) {
         const Plan plan(c.problem, forced(entry, std::make_shared<ThreadExecutor>(threads), threads));
         const Buffer workspace(plan.workspace_bytes(), Placement::back);
