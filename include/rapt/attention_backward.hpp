@@ -30,8 +30,8 @@ struct AttentionBackwardArgs {
 };
 
 /// Gradients of sum(dout * out) + sum(dlse * lse). The call recomputes scores from q, k and lse block by block (Dao et
-/// al., 2022). Extra memory is O(rows), or up to 64 times that for few rows, never rows x keys. Sums are fp32 for all
-/// types, and every gradient is rounded once. Rows that see no key get and contribute no gradient, except that their
+/// al., 2022). Extra memory is O(rows), or up to 64 times that for few rows, never rows x keys; on a GPU up to 256 MiB
+/// more. Sums are fp32 for all types, and every gradient is rounded once. Rows that see no key get and contribute no gradient, except that their
 /// sink gets their dlse. Gradients of keys past a length are 0.
 ///
 /// With gathered keys, dk and dv have the shape of the pool. A row of the pool gets the sum over all tokens that list

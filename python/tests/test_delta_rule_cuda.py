@@ -44,7 +44,8 @@ def test_like_the_cpu(dtype, tokens, v_first):
         got, state = function(**on_gpu(given), **options)
         assert got.is_cuda and got.dtype == dtype and state.dtype == torch.float32
         assert relative(got, wanted) < {torch.float32: 1e-6, torch.bfloat16: 4e-3, torch.float16: 5e-4}[dtype]
-        assert relative(state, wanted_state) < 1e-6
+        by_products = dtype is torch.bfloat16 and tokens > 1  # of bf16, of which the state is a sum
+        assert relative(state, wanted_state) < (4e-3 if by_products else 1e-6)
 
 
 def test_pools_in_place_by_a_graph():

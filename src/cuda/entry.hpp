@@ -27,7 +27,7 @@ class DeviceEntry : public Entry {
 
   std::string_view refuse(const Problem&, const Context::Impl&) const override { return {}; }
   std::unique_ptr<EntryPlan> plan(const Problem& problem, const Context::Impl&) const final;
-  std::size_t max_workspace_bytes(const Problem& largest, const Context::Impl&) const final {
+  std::size_t max_workspace_bytes(const Problem& largest, const Context::Impl&) const override {
     return workspace_bytes(largest);
   }
   void run(const EntryPlan& plan, const Call& call, const Context::Impl& context, const CallTasks*,

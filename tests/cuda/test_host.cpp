@@ -53,6 +53,12 @@ std::string error_of(int device, const std::string& entry) {
 const std::string kWithWorkspace = "attention_naive.f32.cuda";
 const std::string kEntries[] = {kWithWorkspace, "attention_simt.f32.cuda.q64k64"};
 
+// Of this build: without 90a among the architectures it has fewer.
+bool has_entry(const std::string& name) {
+  const std::vector<EntryInfo> all = entries();
+  return std::any_of(all.begin(), all.end(), [&](const EntryInfo& entry) { return entry.name == name; });
+}
+
 }  // namespace
 
 TEST_CASE("cuda host: an error that the caller left is neither blamed on a call nor taken away", "[unit]") {
@@ -156,6 +162,33 @@ TEST_CASE("cuda host: entries say what they multiply in, which GPUs they need an
       {"attention_latent.f16.cuda.sm90a", "f16", "sm90a", Phase::all, {kF16}, 1, 576, 512},
       {"attention_simt.f32.cuda.q64k64", "f32", "cuda", Phase::prefill, caches, 1, 8192, 576},
       {"attention_naive.f32.cuda", "f32", "cuda", Phase::naive, caches},
+      {"attention_backward.bf16.cuda.sm90a",
+       "bf16",
+       "sm90a",
+       Phase::all,
+       {kBf16},
+       1,
+       128,
+       128,
+       Operation::attention_backward},
+      {"attention_backward.f16.cuda.sm90a",
+       "f16",
+       "sm90a",
+       Phase::all,
+       {kF16},
+       1,
+       128,
+       128,
+       Operation::attention_backward},
+      {"attention_backward_naive.f32.cuda",
+       "f32",
+       "cuda",
+       Phase::naive,
+       {kF32, kBf16, kF16},
+       1,
+       2048,
+       2048,
+       Operation::attention_backward},
       {"append_kv.f64.cuda", "f64", "cuda", Phase::all, caches, 1, 8192, 8192, Operation::append_kv},
       {"rotary_append_kv.f32.cuda", "f32", "cuda", Phase::all, caches, 1, 8192, 8192, Operation::rotary_append_kv},
       {"delta_rule_decode.f32.cuda.sm90a",
@@ -369,6 +402,52 @@ TEST_CASE("cuda host: f8e4m3 products are opt-in, and say what they do not take"
     INFO(words << ": " << refusal(words));
     CHECK(refusal(words).find(reason) != std::string::npos);
   }
+}
+
+TEST_CASE("cuda host: gradients go to tensor cores where these take the call", "[unit]") {
+  const auto entry = [](const std::string& words) {
+    return Plan(AttentionBackwardProblem::parse("attention_backward device=cuda b=2 hq=4 sq=300 d=64 " + words))
+        .entry();
+  };
+  const std::string naive = "attention_backward_naive.f32.cuda";
+  if (!has_entry("attention_backward.bf16.cuda.sm90a")) {
+    CHECK(entry("dtype=bf16") == naive);
+    return;
+  }
+  for (const std::string type : {"bf16", "f16"})
+    for (const char* words : {"", "hk=2 causal dlse", "window=10,-1 sinks dsinks", "seqlens", "d=128 dv=40", "grads=k"})
+      CHECK(entry("dtype=" + type + " " + words) == "attention_backward." + type + ".cuda.sm90a");
+  for (const char* words :
+       {"", "dtype=bf16 mask=qk", "dtype=bf16 bias=hqk dbias", "dtype=bf16 softcap=9", "dtype=f16 alibi align=0",
+        "dtype=f16 dropout=0.1", "dtype=bf16 d=136", "dtype=bf16 dv=136", "dtype=bf16 dout=f32"})
+    CHECK(entry(words) == naive);
+  CHECK_THROWS_AS(entry("hk=1 gathered pool=500 sk=20"), Error);
+}
+
+TEST_CASE("cuda host: dS is kept in portions that occupy a GPU, and the largest problem has room for all", "[unit]") {
+  const auto problem = [](const std::string& words) {
+    return AttentionBackwardProblem::parse("attention_backward device=cuda dtype=bf16 d=64 " + words);
+  };
+  constexpr std::size_t kAll = std::size_t{256} << 20;
+  const auto bytes = [&](const std::string& words) { return Plan(problem(words)).workspace_bytes(); };
+  const bool keeps = has_entry("attention_backward.bf16.cuda.sm90a");
+  // Of heads of 4096 rows and keys, eight at a time; a head of 16384 has too much, two of 8192 too few thread blocks.
+  CHECK((bytes("b=2 hq=16 sq=4096") >= kAll) == keeps);
+  CHECK((bytes("b=1 hq=2 sq=8192") >= kAll) == keeps);
+  CHECK((bytes("b=1 hq=8 hk=2 sq=1024") >= 16u << 20) == keeps);
+  for (const char* words :
+       {"b=1 hq=1 sq=16384", "b=1 hq=3 sq=8192", "b=2 hq=8 hk=2 sq=4096", "b=2 hq=16 sq=4096 grads=q",
+        "b=2 hq=16 sq=4096 grads=kv", "b=1 hq=4 sq=1024 ragged_q=1024 ragged_k=1024", "b=0 hq=4 sq=1024"})
+    CHECK(bytes(words) < 1u << 20);
+  for (const char* largest : {"b=2 hq=4 sq=16384", "b=3 hq=4 sq=8192", "b=9 hq=4 hk=2 sq=3000 sk=5000"})
+    for (const std::int64_t b : {1, 2, 3})
+      for (const std::int64_t sq : {1, 64, 1000, 2048, 3000, 5793, 8192, 16384}) {
+        AttentionBackwardProblem smaller = problem(largest);
+        if (b > smaller.b || sq > smaller.sq) continue;
+        smaller.b = b, smaller.sq = sq, smaller.sk = std::min(smaller.sk, sq), smaller.pool = smaller.sk;
+        INFO(smaller.to_string());
+        CHECK(Plan(smaller).workspace_bytes() <= max_workspace_bytes(problem(largest)));
+      }
 }
 
 TEST_CASE("cuda host: states are copied as wholes where they lie so", "[unit]") {

@@ -253,6 +253,13 @@ __device__ inline void store_matrices(std::uint32_t row, std::uint32_t a, std::u
                : "memory");
 }
 
+// fminf() would drop a NaN.
+__device__ inline float min_or_nan(float x, float y) {
+  float least;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(least) : "f"(x), "f"(y));
+  return least;
+}
+
 // Two fp32 numbers rounded to nearest even, the first in the lower half.
 template <class T>
 __device__ std::uint32_t pack(float low, float high) {

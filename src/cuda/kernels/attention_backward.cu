@@ -11,22 +11,6 @@
 namespace rapt::cuda {
 namespace {
 
-// dS of a portion of the heads is kept in memory if that of one head takes no more than this.
-constexpr std::int64_t kMaxDsBytes = std::int64_t{256} << 20;
-std::int64_t ds_bytes_of_head(const AttentionParams& p) {
-  return at_least_1(ceil_div(p.sk, std::int64_t{kBackwardTile}) *
-                    ceil_div(p.sq * p.group, std::int64_t{kBackwardTile})) *
-         kDsTileBytes;
-}
-// Not of ragged sequences, whose lengths the host does not know.
-bool keeps_ds(const AttentionParams& p) {
-  return p.total_q < 0 && p.total_k < 0 && ds_bytes_of_head(p) <= kMaxDsBytes;
-}
-std::int64_t ds_bytes(const AttentionParams& p) {
-  if (!keeps_ds(p)) return 0;
-  return std::min(kMaxDsBytes / ds_bytes_of_head(p), p.b * p.hk) * ds_bytes_of_head(p);
-}
-
 // Describes a call's rows to TMA. False: TMA cannot load them.
 bool make_maps(BackwardParams& params) {
   const AttentionBackwardParams& p = params.p;
@@ -66,18 +50,16 @@ cudaError_t launch(BackwardParams params, void (*kernel)(BackwardParams), std::i
 template <class T, int kSize>
 cudaError_t launch_all(const AttentionBackwardParams& p, const BackwardRows& rows, std::byte* ds, cudaStream_t stream) {
   BackwardParams params = params_of(p, rows);
-  const bool of_keys = p.grad_k || p.grad_v;
   const std::int64_t row_heads = BackwardTiling::heads(p), key_heads = BackwardBlocking::heads(p);
   cudaError_t status = cudaSuccess;
-  if (ds && of_keys && p.grad_q && params.tma) {
+  const DsPortions portions = ds_portions(p);
+  if (ds && params.tma) {
     using Keys = BackwardConfig<T, kSize, true, true>;
     using Queries = BackwardQueriesConfig<T, kSize>;
-    params.ds = ds, params.ds_keys = static_cast<int>(ceil_div(p.sk, std::int64_t{kBackwardTile}));
-    params.ds_rows = static_cast<int>(ceil_div(p.sq * p.group, std::int64_t{kBackwardTile}));
-    const std::int64_t portions = ceil_div(row_heads, kMaxDsBytes / ds_bytes_of_head(p)),
-                       portion = ceil_div(row_heads, at_least_1(portions));
-    for (std::int64_t first = 0; first < row_heads && status == cudaSuccess; first += portion) {
-      const std::int64_t heads = std::min(portion, row_heads - first);
+    params.ds = ds, params.ds_keys = static_cast<int>(portions.key_tiles);
+    params.ds_rows = static_cast<int>(portions.row_tiles);
+    for (std::int64_t first = 0; first < row_heads && status == cudaSuccess; first += portions.heads) {
+      const std::int64_t heads = std::min(portions.heads, row_heads - first);
       status = launch<Keys>(params, attention_backward<Keys>, first, heads, stream);
       if (status == cudaSuccess)
         status = launch<Queries>(params, attention_backward_queries<Queries>, first, heads, stream);
@@ -87,7 +69,8 @@ cudaError_t launch_all(const AttentionBackwardParams& p, const BackwardRows& row
   using Queries = BackwardConfig<T, kSize, false>;
   using Keys = BackwardConfig<T, kSize, true>;
   if (p.grad_q) status = launch<Queries>(params, attention_backward<Queries>, 0, row_heads, stream);
-  if (status == cudaSuccess && of_keys) status = launch<Keys>(params, attention_backward<Keys>, 0, key_heads, stream);
+  if (status == cudaSuccess && (p.grad_k || p.grad_v))
+    status = launch<Keys>(params, attention_backward<Keys>, 0, key_heads, stream);
   return status;
 }
 template <class T>
@@ -98,13 +81,10 @@ cudaError_t launch_tiles(const AttentionBackwardParams& p, const BackwardRows& r
 
 }  // namespace
 
-std::size_t attention_backward_tiles_workspace(const AttentionParams& p) {
-  return static_cast<std::size_t>(ds_bytes(p)) + attention_backward_workspace(p);
-}
-
 cudaError_t launch_attention_backward(const AttentionBackwardParams& p, std::byte* workspace, cudaStream_t stream) {
-  std::byte* const ds = keeps_ds(p) ? workspace : nullptr;
-  const BackwardRows rows = backward_rows(p, workspace + ds_bytes(p));
+  const std::int64_t ds_bytes = p.grad_q && (p.grad_k || p.grad_v) ? ds_portions(p).bytes() : 0;
+  std::byte* const ds = ds_bytes > 0 ? workspace : nullptr;
+  const BackwardRows rows = backward_rows(p, workspace + ds_bytes);
   cudaError_t status = launch_backward_rows(p, rows, stream);
   if (status == cudaSuccess)
     status = p.q_type == DType::f16 ? launch_tiles<__half>(p, rows, ds, stream)

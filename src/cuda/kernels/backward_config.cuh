@@ -8,9 +8,6 @@
 
 namespace rapt::cuda {
 
-// A tile of dS in memory: 64 keys by 64 rows, rounded as operands are, as it lies in shared memory.
-constexpr int kDsTileBytes = kBackwardTile * 128;
-
 // A thread block has kOwn rows or keys ("own") and goes through the others in tiles of 64 ("other"): for dk and dv own
 // are keys and other are query rows, for dq the other way round.
 template <class T, int kSize_, bool kOfKeys_, bool kKeepsDs_ = false>
@@ -19,12 +16,12 @@ struct BackwardConfig {
   static constexpr int kSize = kSize_;         // columns of rows in shared memory, of d and dv alike
   static constexpr bool kOfKeys = kOfKeys_;    // dk and dv; else dq
   static constexpr bool kKeepsDs = kKeepsDs_;  // dS is left in memory for dq
-  // Math warpgroups, with 64 own rows each. (With three, dS of a few heads occupies too many multiprocessors in part.)
+  // Math warpgroups, with 64 own rows each. (Three would leave multiprocessors idle: a portion of dS has few blocks.)
   static constexpr int kGroups = kOfKeys && kSize == 64 && !kKeepsDs ? 3 : 2;
   static constexpr int kThreads = 128 * (kGroups + 1);
-  static constexpr int kOwn = kBackwardTile * kGroups, kOther = kBackwardTile;
+  static constexpr int kOwn = kBackwardTile * kGroups;
   static constexpr int kPanels = kSize / 64;
-  static constexpr int kOwnPanel = kOwn * 128, kOtherPanel = kOther * 128;  // bytes
+  static constexpr int kOwnPanel = kOwn * 128, kOtherPanel = kBackwardTile * 128;  // bytes
   static constexpr int kOwnBytes = kPanels * kOwnPanel, kOtherBytes = kPanels * kOtherPanel;
   // A place of the ring: the two tensors' rows; for keys also the rows' lse and delta.
   static constexpr int kRowsAt = 2 * kOtherBytes, kPlaceBytes = kRowsAt + (kOfKeys ? 1024 : 0), kStages = 4;

@@ -16,28 +16,18 @@ struct BackwardQueriesConfig {
   static constexpr int kSize = kSize_, kPanels = kSize / 64;
   static constexpr bool kOfKeys = false;
   static constexpr int kGroups = 2, kTilesOfGroup = 2, kTiles = kGroups * kTilesOfGroup, kOwn = kBackwardTile * kTiles;
-  static constexpr int kThreads = 128 * (kGroups + 1), kOther = kBackwardTile, kStages = 4;
-  static constexpr int kOtherPanel = kOther * 128, kOtherBytes = kPanels * kOtherPanel;
+  static constexpr int kThreads = 128 * (kGroups + 1), kStages = 4;
+  static constexpr int kOtherPanel = kBackwardTile * 128, kOtherBytes = kPanels * kOtherPanel;
   static constexpr int kPlaceBytes = kOtherBytes + kTiles * kDsTileBytes, kSharedBytes = 1024 + kStages * kPlaceBytes;
-  static constexpr int kLoadRegisters = 40, kMathRegisters = 232;
+  static constexpr int kLoadRegisters = 40, kMathRegisters = 232;  // as BackwardConfig
   static_assert(kSharedBytes <= 227 << 10);
 };
 
-// The tiles of keys, counted from the thread block's first, that a tile of 64 rows meets.
 template <class C>
-__device__ KeyRange32 tiles_of(const BackwardParams& params, const BackwardBlock<C>& block, int tile) {
-  const int first = block.own + tile * kBackwardTile;
-  const auto [from, to] = block.others_of(params.group, first, first + kBackwardTile);
-  if (from >= to) return {0, 0};
-  return {(from - block.other) / C::kOther, (to - block.other + C::kOther - 1) / C::kOther};
-}
-
-template <class C>
-__device__ void load_keys_and_ds(const BackwardParams& params, const BackwardBlock<C>& block,
-                                 const Ring<C::kStages>& ring) {
+__device__ void load_keys_and_ds(const BackwardBlock<C>& block, const Ring<C::kStages>& ring) {
   KeyRange32 ranges[C::kTiles];
 #pragma unroll
-  for (int i = 0; i < C::kTiles; ++i) ranges[i] = tiles_of(params, block, i);
+  for (int i = 0; i < C::kTiles; ++i) ranges[i] = block.tiles_of(block.own + i * kBackwardTile);
   const int hk = static_cast<int>(block.head.hk), b = static_cast<int>(block.head.b);
 #pragma unroll 1
   for (int n = 0; n < block.tiles; ++n) {
@@ -46,50 +36,46 @@ __device__ void load_keys_and_ds(const BackwardParams& params, const BackwardBlo
 #pragma unroll
     for (int i = 0; i < C::kTiles; ++i) bytes += n >= ranges[i].first && n < ranges[i].last ? kDsTileBytes : 0;
     barrier_arrive_expecting(ring.full(n), bytes);
-    const int key = block.other + n * C::kOther;
+    const int key = block.other + n * kBackwardTile;
     for (int panel = 0; panel < C::kPanels; ++panel)
-      tma_load(ring.slot(n) + panel * C::kOtherPanel, &params.k, panel * 64, key, hk, b, ring.full(n), true);
+      tma_load(ring.slot(n) + panel * C::kOtherPanel, &block.params.k, panel * 64, key, hk, b, ring.full(n), true);
 #pragma unroll
     for (int i = 0; i < C::kTiles; ++i)
       if (n >= ranges[i].first && n < ranges[i].last)
         bulk_load(ring.slot(n) + C::kOtherBytes + i * kDsTileBytes,
-                  block.ds_tile(params, key / kBackwardTile, block.own / kBackwardTile + i), kDsTileBytes, ring.full(n),
-                  false);
+                  block.ds_tile(key / kBackwardTile, block.own / kBackwardTile + i), kDsTileBytes, ring.full(n), false);
   }
 }
 
 template <class C>
-__device__ void add_up_queries(const BackwardParams& params, const BackwardBlock<C>& block,
-                               const Ring<C::kStages>& ring, int group) {
+__device__ void add_up_queries(const BackwardBlock<C>& block, const Ring<C::kStages>& ring, int group) {
   const int tile = group * C::kTilesOfGroup;
-  const KeyRange32 low_range = tiles_of(params, block, tile), high_range = tiles_of(params, block, tile + 1);
+  const KeyRange32 low_range = block.tiles_of(block.own + tile * kBackwardTile),
+                   high_range = block.tiles_of(block.own + (tile + 1) * kBackwardTile);
   float low[C::kSize / 2] = {}, high[C::kSize / 2] = {};  // of the first 64 rows and the others
   const auto add = [&](float(&sums)[C::kSize / 2], const KeyRange32& range, int n, int i) {
     if (n < range.first || n >= range.last) return;
-    wgmma_fence();  // without it ptxas inserts one and warns
+    pin(sums);
+    wgmma_fence();
     const std::uint32_t ds = matrix_at(ring.slot(n) + C::kOtherBytes + i * kDsTileBytes),
                         k = matrix_at(ring.slot(n), C::kOtherPanel);
 #pragma unroll
     for (int step = 0; step < 4; ++step) wgmma_atb<typename C::Element>(sums, ds + step * 128, k + step * 128, 1);
+    wgmma_commit();
+    wgmma_wait<0>();
+    pin(sums);
   };
-  pin(low), pin(high);
-  wgmma_fence();
 #pragma unroll 1
   for (int n = 0; n < block.tiles; ++n) {
     ring.wait_full(n);
-    wgmma_fence();
     add(low, low_range, n, tile), add(high, high_range, n, tile + 1);
-    wgmma_commit();
-    wgmma_wait<1>();
-    if (n > 0) ring.release(n - 1);
+    ring.release(n);
   }
-  wgmma_wait<0>();
-  pin(low), pin(high);
-  const auto& p = params.p;
+  const auto& p = block.p;
   const auto store = [&](const float(&sums)[C::kSize / 2], int i) {
     GradientRows<C> rows{block, block.own + i * kBackwardTile};
     rows.put(p.grad_q, sums, p.scale, static_cast<int>(p.d));
-    rows.mark(params.rows);
+    rows.mark(block.params.rows);
   };
   store(low, tile), store(high, tile + 1);
 }
@@ -113,10 +99,10 @@ __global__ void __launch_bounds__(C::kThreads, 1)
   const BackwardBlock<C> block(params);
   if (threadIdx.x < 128) {
     registers_decrease<C::kLoadRegisters>();
-    if (threadIdx.x == 0) load_keys_and_ds<C>(params, block, ring);
+    if (threadIdx.x == 0) load_keys_and_ds<C>(block, ring);
   } else {
     registers_increase<C::kMathRegisters>();
-    add_up_queries<C>(params, block, ring, uniform(threadIdx.x / 128 - 1));
+    add_up_queries<C>(block, ring, uniform(threadIdx.x / 128 - 1));
   }
 }
 

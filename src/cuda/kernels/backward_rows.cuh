@@ -2,16 +2,16 @@
 #pragma once
 
 #include "cuda/tile/score.cuh"
+#include "operations/attention_backward/cuda_choice.hpp"
 #include "operations/attention_backward/params.hpp"
 
 namespace rapt::cuda {
 
-constexpr int kBackwardTile = 64;  // rows or keys of a tile, which one warpgroup has
 using BackwardTiling = Tiling<kBackwardTile>;
 using BackwardBlocking = Blocking<kBackwardTile>;
 
-// What a tile's rows need. dS = P (dP * dp_factor - delta), P = 2^(score - lse_log2). dp_factor is 0 where dP is equal
-// to dout . out, which delta then lacks, too: else 1. Rows past the last one have weights of 0, too.
+// What a tile's rows need. dS = P (dP * dp_factor - delta), P = 2^(score - lse_log2). dp_factor is 1; it is 0 for a row
+// of one value, whose dP is dout . out: delta is -dlse alone there. Rows past the last one have weights of 0.
 struct RowDelta {
   float delta, dp_factor;
 };

@@ -26,6 +26,7 @@ struct BackwardBlock {
   using Rows = Tiling<C::kOwn>;
   using Keys = Blocking<C::kOwn>;
 
+  const BackwardParams& params;
   const AttentionBackwardParams& p;
   Head head;
   KeyBounds32 bounds;
@@ -54,19 +55,20 @@ struct BackwardBlock {
 
   __device__ int rows() const { return static_cast<int>(head.len_q * p.group); }
   __device__ int keys() const { return static_cast<int>(head.len_k); }
-  __device__ std::byte* ds_tile(const BackwardParams& params, int key_tile, int row_tile) const {
+  __device__ std::byte* ds_tile(int key_tile, int row_tile) const {
     const std::int64_t in_launch = head.b * p.hk + head.hk - params.first_head;
     return params.ds + ((in_launch * params.ds_keys + key_tile) * params.ds_rows + row_tile) * kDsTileBytes;
   }
   // What the math warpgroups need of a tile of rows.
-  __device__ const RowsOfTile* tile_of(const BackwardParams& params, int row) const {
+  __device__ const RowsOfTile* rows_of(int row) const {
     return params.rows.tiles + BackwardTiling::number(p, head.b, head.hk, row);
   }
   // The own rows or keys that have a gradient to store: also keys past a sequence's end, if they have memory.
   __device__ int store_end() const { return C::kOfKeys && p.total_k < 0 ? static_cast<int>(p.sk) : own_end; }
 
   // The rows or keys of the other side that own ones [from, to) meet.
-  __device__ KeyRange32 others_of(const Divisor& group, int from, int to) const {
+  __device__ KeyRange32 others_of(int from, int to) const {
+    const Divisor& group = params.group;
     to = min(to, own_end);
     if (from >= to) return {0, 0};
     if constexpr (C::kOfKeys) {
@@ -78,62 +80,44 @@ struct BackwardBlock {
       return {bounds.first_of(group.quotient(from)), bounds.last_of(group.quotient(to - 1))};
     }
   }
+  // The tiles of the other side, counted from the first, that the 64 own rows or keys from `first` on meet.
+  __device__ KeyRange32 tiles_of(int first) const {
+    const auto [from, to] = others_of(first, first + kBackwardTile);
+    if (from >= to) return {0, 0};
+    return {(from - other) / kBackwardTile, (to - other + kBackwardTile - 1) / kBackwardTile};
+  }
   // Whether each of these rows sees each of these keys. Rows are counted in rows, not tokens.
-  __device__ bool all_see(const Divisor& group, int first_row, int last_row, int first_key, int last_key) const {
+  __device__ bool all_see(int first_row, int last_row, int first_key, int last_key) const {
     if (last_row >= rows()) return false;
-    return bounds.first_of(group.quotient(last_row)) <= first_key &&
-           bounds.last_of(group.quotient(first_row)) > last_key;
+    return bounds.first_of(params.group.quotient(last_row)) <= first_key &&
+           bounds.last_of(params.group.quotient(first_row)) > last_key;
   }
 
  private:
   __device__ BackwardBlock(const BackwardParams& params, const Start& start)
-      : p(params.p),
+      : params(params),
+        p(params.p),
         head(params.p, start.b, start.hk),
         bounds(params.p.score, head, 0),
         own(static_cast<int>(start.own)) {
     own_end = min(own + C::kOwn, C::kOfKeys ? keys() : rows());
-    const auto [from, to] = others_of(params.group, own, own_end);
-    other = from / C::kOther * C::kOther, tiles = from < to ? (to - other + C::kOther - 1) / C::kOther : 0;
+    const auto [from, to] = others_of(own, own_end);
+    other = from / kBackwardTile * kBackwardTile,
+    tiles = from < to ? (to - other + kBackwardTile - 1) / kBackwardTile : 0;
   }
 };
 
-// Loads rows of two tensors by a warpgroup of which each warp has 16 of 64.
+// What the producer loads: 64 rows of q and dout, or keys and values, at a time.
 template <class C>
 struct BackwardLoads {
-  const BackwardParams& params;
   const BackwardBlock<C>& block;
+  const Ring<C::kStages>& ring;
+  const std::uint32_t own, own_full;  // where own rows go, and their barrier
 
-  __device__ void rows(std::uint32_t to, int panel, int first) const {
-    const auto& p = params.p;
-    const int lane = threadIdx.x % 32, r = first + threadIdx.x / 32 * 16 + lane;
-    const bool exists = lane < 16 && r < block.rows();
-    const Row row = row_of(block.head, exists ? r : 0);
-    const std::int64_t q = exists ? row_at(p.q_stride, block.head, row) : -1,
-                       dout = exists ? row_at(p.dout_stride, block.head, row) : -1;
-    to += threadIdx.x / 32 * 16 * 128;
-    load_rows<C::kSize, 4>(16, to, panel, p.q, q, p.q_stride.d, static_cast<int>(p.d), params.q_vector, 0);
-    load_rows<C::kSize, 4>(16, to + C::kPanels * panel, panel, p.dout, dout, p.dout_stride.d, static_cast<int>(p.dv),
-                           params.dout_vector, 0);
-  }
-  __device__ void keys(std::uint32_t to, int panel, int first) const {
-    const auto& p = params.p;
-    const int lane = threadIdx.x % 32, j = first + threadIdx.x / 32 * 16 + lane;
-    const bool exists = lane < 16 && j < block.keys();
-    const std::int64_t k = exists ? block.head.key_at(p.k_stride, j) : -1,
-                       v = exists ? block.head.key_at(p.v_stride, j) : -1;
-    to += threadIdx.x / 32 * 16 * 128;
-    load_rows<C::kSize, 4>(16, to, panel, p.k, k, p.k_stride.d, static_cast<int>(p.d), params.kv_vector, 0);
-    load_rows<C::kSize, 4>(16, to + C::kPanels * panel, panel, p.v, v, p.v_stride.d, static_cast<int>(p.dv),
-                           params.kv_vector, 0);
-  }
-
-  // All that the producer loads, by its threads: any rows.
-  __device__ void by_threads(std::uint32_t own, std::uint32_t own_full, const Ring<C::kStages>& ring) const {
-    for (int group = 0; group < C::kGroups; ++group) {
-      const int first = block.own + kBackwardTile * group;
-      if constexpr (C::kOfKeys) keys(own + group * kBackwardTile * 128, C::kOwnPanel, first);
-      else rows(own + group * kBackwardTile * 128, C::kOwnPanel, first);
-    }
+  // By the warpgroup's threads: any rows.
+  __device__ void by_threads() const {
+    for (int group = 0; group < C::kGroups; ++group)
+      copy<C::kOfKeys>(own + group * kBackwardTile * 128, C::kOwnPanel, block.own + kBackwardTile * group);
     copy_commit();
     const auto arrive = [](std::uint32_t barrier) {
       fence_async_proxy();
@@ -142,14 +126,12 @@ struct BackwardLoads {
 #pragma unroll 1
     for (int n = 0; n < block.tiles; ++n) {
       ring.wait_empty(n);
-      const int first = block.other + n * C::kOther;
+      const int first = block.other + n * kBackwardTile;
+      copy<!C::kOfKeys>(ring.slot(n), C::kOtherPanel, first);
       if constexpr (C::kOfKeys) {
-        rows(ring.slot(n), C::kOtherPanel, first);
-        const auto* const of_rows = reinterpret_cast<const std::byte*>(block.tile_of(params, first));
+        const auto* const of_rows = reinterpret_cast<const std::byte*>(block.rows_of(first));
         if (threadIdx.x < kTileBytes / 16)
           copy16(ring.slot(n) + C::kRowsAt + 16 * threadIdx.x, of_rows + 16 * threadIdx.x);
-      } else {
-        keys(ring.slot(n), C::kOtherPanel, first);
       }
       copy_commit();
       copy_wait<1>();
@@ -160,27 +142,49 @@ struct BackwardLoads {
   }
 
   // The same by TMA, by one thread.
-  __device__ void by_tma(std::uint32_t own, std::uint32_t own_full, const Ring<C::kStages>& ring) const {
+  __device__ void by_tma() const {
+    if (block.tiles == 0) return;  // nobody would wait for own rows: the thread block might end before they arrive
     barrier_arrive_expecting(own_full, 2 * C::kOwnBytes);
     for (int group = 0; group < C::kGroups; ++group)
       box<C::kOfKeys>(own + group * kBackwardTile * 128, C::kOwnPanel, block.own + kBackwardTile * group, own_full);
 #pragma unroll 1
     for (int n = 0; n < block.tiles; ++n) {
       ring.wait_empty(n);
-      const int first = block.other + n * C::kOther;
+      const int first = block.other + n * kBackwardTile;
       barrier_arrive_expecting(ring.full(n), 2 * C::kOtherBytes + (C::kOfKeys ? kTileBytes : 0));
       box<!C::kOfKeys>(ring.slot(n), C::kOtherPanel, first, ring.full(n));
       if constexpr (C::kOfKeys)
-        bulk_load(ring.slot(n) + C::kRowsAt, block.tile_of(params, first), kTileBytes, ring.full(n), true);
+        bulk_load(ring.slot(n) + C::kRowsAt, block.rows_of(first), kTileBytes, ring.full(n), true);
     }
   }
 
  private:
   static constexpr int kTileBytes = sizeof(RowsOfTile);
 
-  // 64 rows of q and dout, or keys and values.
+  // Each warp has 16 of the rows.
+  template <bool kKeys>
+  __device__ void copy(std::uint32_t to, int panel_bytes, int first) const {
+    const auto& p = block.p;
+    const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * 16, number = first + warp_row + lane;
+    const bool exists = lane < 16 && number < (kKeys ? block.keys() : block.rows());
+    const Row row = row_of(block.head, kKeys || !exists ? 0 : number);
+    const auto copy_tensor = [&](std::uint32_t place, const void* x, const Strides& s, std::int64_t size, bool vector) {
+      const std::int64_t at = kKeys ? block.head.key_at(s, number) : row_at(s, block.head, row);
+      load_rows<C::kSize, 4>(16, place + warp_row * 128, panel_bytes, x, exists ? at : -1, s.d, static_cast<int>(size),
+                             vector, 0);
+    };
+    const std::uint32_t second = to + C::kPanels * panel_bytes;
+    if constexpr (kKeys) {
+      copy_tensor(to, p.k, p.k_stride, p.d, block.params.kv_vector);
+      copy_tensor(second, p.v, p.v_stride, p.dv, block.params.kv_vector);
+    } else {
+      copy_tensor(to, p.q, p.q_stride, p.d, block.params.q_vector);
+      copy_tensor(second, p.dout, p.dout_stride, p.dv, block.params.dout_vector);
+    }
+  }
   template <bool kKeys>
   __device__ void box(std::uint32_t to, int panel_bytes, int first, std::uint32_t barrier) const {
+    const auto& params = block.params;
     const auto& p = params.p;
     const int hk = static_cast<int>(block.head.hk);
 #pragma unroll
@@ -271,7 +275,6 @@ struct BackwardMath {
   static constexpr int kSums = C::kSize / 2;
   static constexpr bool kOfKeys = C::kOfKeys;
 
-  const BackwardParams& params;
   const BackwardBlock<C>& block;
   const Ring<C::kStages>& ring;
   const std::uint32_t own;  // the first own row of the warpgroup in shared memory
@@ -282,7 +285,6 @@ struct BackwardMath {
   float sums[kSums], value_sums[kOfKeys ? kSums : 1];  // dK and dV, or dQ
   float lse[2], delta[2], dp_factor[2];                // of own rows
   std::uint32_t weights[16], derivatives[16];
-  int begin = 0;  // the first tile that some of the 64 meet
 
   __device__ static void multiply(float (&to)[32], std::uint32_t a, std::uint32_t b) {
 #pragma unroll
@@ -308,26 +310,18 @@ struct BackwardMath {
     return i / 4 * 8 + lane % 4 * 2 + i % 2;
   }
 
-  // Sets `begin` and returns the end of the tiles that some own row or key of the warpgroup meets.
-  __device__ int find_tiles() {
-    const auto [from, to] = block.others_of(params.group, first, first + kBackwardTile);
-    if (from >= to) return begin = 0;
-    begin = (from - block.other) / C::kOther;
-    return (to - block.other + C::kOther - 1) / C::kOther;
-  }
-
   // Bit i: the lane's i-th pair is hidden.
   __device__ std::uint32_t hidden(int n) const {
-    const int other = block.other + n * C::kOther, last = kBackwardTile - 1;
-    if (kOfKeys ? block.all_see(params.group, other, other + last, first, first + last)
-                : block.all_see(params.group, first, first + last, other, other + last))
+    const int other = block.other + n * kBackwardTile, last = kBackwardTile - 1;
+    if (kOfKeys ? block.all_see(other, other + last, first, first + last)
+                : block.all_see(first, first + last, other, other + last))
       return 0;
     std::uint32_t bits = 0;
 #pragma unroll
     for (int i = 0; i < 32; ++i) {
       const int row = kOfKeys ? other + other_of(i) : first + own_of(i),
                 key = kOfKeys ? first + own_of(i) : other + other_of(i);
-      const int token = params.group.quotient(row);
+      const int token = block.params.group.quotient(row);
       const bool sees = row < block.rows() && key >= block.bounds.first_of(token) && key < block.bounds.last_of(token);
       bits |= static_cast<std::uint32_t>(!sees) << i;
     }
@@ -336,7 +330,7 @@ struct BackwardMath {
 
   // s becomes P.
   __device__ void weigh(float (&s)[32], std::uint32_t hides, std::uint32_t of_rows) {
-    const float scale = params.p.score.scale_log2;
+    const float scale = block.p.score.scale_log2;
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
       float2 of_pair;
@@ -345,7 +339,7 @@ struct BackwardMath {
       for (int i = 4 * j; i < 4 * j + 4; ++i) {
         const float own_lse = kOfKeys ? (i % 2 ? of_pair.y : of_pair.x) : lse[i / 2 % 2];
         // No weight is above 1 whatever rounding errors the score and lse have.
-        s[i] = exp2_approx(fminf(fmaf(s[i], scale, -own_lse), 0));
+        s[i] = exp2_approx(min_or_nan(fmaf(s[i], scale, -own_lse), 0));
       }
     }
     if (hides != 0) {
@@ -382,9 +376,9 @@ struct BackwardMath {
     add_product(sums, derivatives, ring.slot(n));
     if constexpr (C::kKeepsDs) keep_ds(n);
   }
-  // P and dS of tile n, while the tensor cores may be adding products of tile n - 1. (Operands are rounded when no
-  // product runs: else ptxas makes every product wait for the one before.)
-  __device__ __forceinline__ void differentiate(int n) {
+  // P and dS of tile n, while the tensor cores may be adding products of tile n - 1, unless `is_first`. (Operands are
+  // rounded when no product runs: else ptxas makes every product wait for the one before.)
+  __device__ __forceinline__ void differentiate(int n, bool is_first) {
     const std::uint32_t tile = ring.slot(n), of_rows = tile + C::kRowsAt;
     ring.wait_full(n);
     float s[32] = {}, dp[32] = {};
@@ -395,7 +389,7 @@ struct BackwardMath {
     const std::uint32_t hides = hidden(n);
     wgmma_wait<1>();
     pin(s);
-    if (C::kOverlaps && n > begin) ring.release(n - 1);
+    if (!is_first) ring.release(n - 1);
     weigh(s, hides, of_rows);
     finish_products();
     pin(dp);
@@ -424,7 +418,7 @@ struct BackwardMath {
     __syncwarp();
     if (lane != 0) return;
     bulk_store_past_l2(
-        block.ds_tile(params, first / kBackwardTile, block.other / C::kOther + n) + threadIdx.x / 32 % 4 * 2048, from,
+        block.ds_tile(first / kBackwardTile, block.other / kBackwardTile + n) + threadIdx.x / 32 % 4 * 2048, from,
         2048);
     tma_store_commit();
   }
@@ -447,21 +441,21 @@ struct BackwardMath {
     if constexpr (!kOfKeys) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const RowsOfTile* const tile = first < block.rows() ? block.tile_of(params, first) : nullptr;
+        const RowsOfTile* const tile = first < block.rows() ? block.rows_of(first) : nullptr;
         const RowDelta found = tile ? tile->delta[own_row + 8 * h] : RowDelta{0, 0};
         lse[h] = tile ? tile->lse_log2[own_row + 8 * h] : kInfinity;
         delta[h] = found.delta, dp_factor[h] = found.dp_factor;
       }
     }
-    const int end = find_tiles();
+    const auto [begin, end] = block.tiles_of(first);
     skip(0, begin);
     if constexpr (C::kOverlaps) {
       if (begin < end) {
-        differentiate(begin);
+        differentiate(begin, true);
 #pragma unroll 1
         for (int n = begin + 1; n < end; ++n) {
           add_products(n - 1);
-          differentiate(n);
+          differentiate(n, false);
         }
         add_products(end - 1);
         finish_products();
@@ -470,7 +464,7 @@ struct BackwardMath {
     } else {
 #pragma unroll 1
       for (int n = begin; n < end; ++n) {
-        differentiate(n);
+        differentiate(n, true);
         add_products(n);
         finish_products();
         ring.release(n);
@@ -482,7 +476,7 @@ struct BackwardMath {
 
   // Stores the warpgroup's gradients, and marks those that are not finite.
   __device__ void store() const {
-    const auto& p = params.p;
+    const auto& p = block.p;
     GradientRows<C> rows{block, first};
     if constexpr (kOfKeys) {
       rows.put(p.grad_k, sums, p.scale, static_cast<int>(p.d));
@@ -490,7 +484,7 @@ struct BackwardMath {
     } else {
       rows.put(p.grad_q, sums, p.scale, static_cast<int>(p.d));
     }
-    rows.mark(params.rows);
+    rows.mark(block.params.rows);
   }
 };
 
@@ -517,17 +511,13 @@ __global__ void __launch_bounds__(C::kThreads, 1) attention_backward(const __gri
   if (block.own >= block.store_end()) return;
   if (threadIdx.x < 128) {
     registers_decrease<C::kLoadRegisters>();
-    const BackwardLoads<C> loads{params, block};
-    if (!params.tma) loads.by_threads(data, own_full, ring);
-    else if (threadIdx.x == 0) loads.by_tma(data, own_full, ring);
+    const BackwardLoads<C> loads{block, ring, data, own_full};
+    if (!params.tma) loads.by_threads();
+    else if (threadIdx.x == 0) loads.by_tma();
   } else {
     registers_increase<C::kMathRegisters>();
     const int group = uniform(threadIdx.x / 128 - 1);
-    BackwardMath<C> math{params,
-                         block,
-                         ring,
-                         data + group * kBackwardTile * 128,
-                         block.own + group * kBackwardTile,
+    BackwardMath<C> math{block, ring, data + group * kBackwardTile * 128, block.own + group * kBackwardTile,
                          data + C::kDsAt + group * kDsTileBytes};
     math.run(own_full);
     math.store();

@@ -93,10 +93,14 @@ inline constexpr KernelFacts kAttentionBackwardNaiveFacts = {.operation = Operat
                                                              .phase = Phase::naive,
                                                              .arithmetic = "f32",
                                                              .dtypes = kFloatTypes,
-                                                             .dropout = true};
-std::size_t attention_backward_workspace(const AttentionParams& params);  // bytes, at a multiple of 8: of the naive one
-std::size_t attention_backward_tiles_workspace(const AttentionParams& params);  // at a multiple of 16
-std::int64_t attention_backward_items(const AttentionParams& params);           // tiles of 64 rows or keys
+                                                             .dropout = true,
+                                                             // Sums of fp64 fit every GPU's shared memory.
+                                                             .max_head_dim = 2048,
+                                                             .max_value_head_dim = 2048};
+std::size_t attention_backward_workspace(const AttentionParams& params);  // bytes, at a multiple of 8, without dS
+std::int64_t attention_backward_items(const AttentionParams& params);     // tiles of 64 rows or keys
+// With ds_portions() of operations/attention_backward/cuda_choice.hpp, if dq and dk or dv are wanted: `workspace`
+// begins with their bytes.
 cudaError_t launch_attention_backward(const AttentionBackwardParams& params, std::byte* workspace, cudaStream_t stream);
 cudaError_t launch_attention_backward_naive(const AttentionBackwardParams& params, std::byte* workspace,
                                             cudaStream_t stream);

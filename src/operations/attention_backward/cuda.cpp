@@ -4,6 +4,7 @@
 #include "cuda/entry.hpp"
 #include "cuda/kernels/kernels.hpp"
 #include "operations/attention/modifiers.hpp"
+#include "operations/attention_backward/cuda_choice.hpp"
 
 namespace rapt::cuda {
 namespace {
@@ -53,10 +54,20 @@ class TilesEntry final : public AttentionBackwardEntry {
 
  private:
   std::string_view refuse_scores(const AttentionBackwardProblem& p) const override {
+    if (p.hq == 0) return "has no query heads";
     return has_modifiers(p) ? "takes scores without modifiers" : "";
   }
-  std::size_t workspace_bytes(const Problem& problem) const override {
-    return attention_backward_tiles_workspace(sizes_of(problem));
+  std::size_t workspace_bytes(const Problem& problem) const override { return bytes_of(problem, false); }
+  std::size_t max_workspace_bytes(const Problem& largest, const Context::Impl&) const override {
+    return bytes_of(largest, true);
+  }
+  static std::size_t bytes_of(const Problem& problem, bool largest) {
+    using P = AttentionBackwardProblem;
+    const AttentionParams params = sizes_of(problem);
+    const auto grads = std::get<P>(problem).grads;
+    const bool all = (grads & P::kDq) && (grads & (P::kDk | P::kDv));
+    const std::int64_t ds = !all ? 0 : largest ? max_ds_bytes(params) : ds_portions(params).bytes();
+    return static_cast<std::size_t>(ds) + attention_backward_workspace(params);
   }
   std::string kernels(const Problem&) const override {
     return "attention_backward; rows and keys without finite gradients there by attention_backward_naive";

@@ -48,6 +48,16 @@ inline void check_backward(const AttentionBackwardProblem& problem, std::uint64_
   check_backward(c);
 }
 
+/// The call for sequence n of a dense batch alone.
+inline AttentionBackwardArgs one_sequence(AttentionBackwardArgs a, std::int64_t n) {
+  const auto one = [n](auto& t) { t = slice(t, 0, n, 1); };
+  for (TensorView* t : {&a.q, &a.kv.k, &a.kv.v, &a.out, &a.lse, &a.dout}) one(*t);
+  if (a.dlse) one(a.dlse);
+  if (a.kv.seqlens) one(a.kv.seqlens);
+  for (MutableTensorView* t : {&a.dq, &a.dk, &a.dv}) one(*t);
+  return a;
+}
+
 /// Every byte of the gradients, gaps included.
 inline std::vector<std::byte> bits_of(BackwardCase& c) {
   std::vector<std::byte> bits;

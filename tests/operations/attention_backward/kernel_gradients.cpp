@@ -99,16 +99,6 @@ void check_samples(std::uint64_t seed, int count, const SampleOptions& options) 
   }
 }
 
-/// The call for sequence n of a dense batch alone.
-AttentionBackwardArgs one_sequence(AttentionBackwardArgs a, int64_t n) {
-  const auto one = [n](auto& t) { t = slice(t, 0, n, 1); };
-  for (TensorView* t : {&a.q, &a.kv.k, &a.kv.v, &a.out, &a.lse, &a.dout}) one(*t);
-  if (a.dlse) one(a.dlse);
-  if (a.kv.seqlens) one(a.kv.seqlens);
-  for (MutableTensorView* t : {&a.dq, &a.dk, &a.dv}) one(*t);
-  return a;
-}
-
 /// The sequences of a dense tensor end to end, as a ragged call takes them.
 template <class View>
 View as_ragged(View t) {
