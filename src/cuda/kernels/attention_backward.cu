@@ -48,12 +48,12 @@ cudaError_t launch(BackwardParams params, void (*kernel)(BackwardParams), std::i
 }
 
 template <class T, int kSize>
-cudaError_t launch_all(const AttentionBackwardParams& p, const BackwardRows& rows, std::byte* ds, cudaStream_t stream) {
+cudaError_t launch_all(const AttentionBackwardParams& p, const BackwardRows& rows, const DsPortions& portions,
+                       std::byte* ds, cudaStream_t stream) {
   BackwardParams params = params_of(p, rows);
   const std::int64_t row_heads = BackwardTiling::heads(p), key_heads = BackwardBlocking::heads(p);
   cudaError_t status = cudaSuccess;
-  const DsPortions portions = ds_portions(p);
-  if (ds && params.tma) {
+  if (portions.heads > 0 && params.tma) {
     using Keys = BackwardConfig<T, kSize, true, true>;
     using Queries = BackwardQueriesConfig<T, kSize>;
     params.ds = ds, params.ds_keys = static_cast<int>(portions.key_tiles);
@@ -74,21 +74,21 @@ cudaError_t launch_all(const AttentionBackwardParams& p, const BackwardRows& row
   return status;
 }
 template <class T>
-cudaError_t launch_tiles(const AttentionBackwardParams& p, const BackwardRows& rows, std::byte* ds,
-                         cudaStream_t stream) {
-  return std::max(p.d, p.dv) <= 64 ? launch_all<T, 64>(p, rows, ds, stream) : launch_all<T, 128>(p, rows, ds, stream);
+cudaError_t launch_tiles(const AttentionBackwardParams& p, const BackwardRows& rows, const DsPortions& portions,
+                         std::byte* ds, cudaStream_t stream) {
+  return std::max(p.d, p.dv) <= 64 ? launch_all<T, 64>(p, rows, portions, ds, stream)
+                                   : launch_all<T, 128>(p, rows, portions, ds, stream);
 }
 
 }  // namespace
 
-cudaError_t launch_attention_backward(const AttentionBackwardParams& p, std::byte* workspace, cudaStream_t stream) {
-  const std::int64_t ds_bytes = p.grad_q && (p.grad_k || p.grad_v) ? ds_portions(p).bytes() : 0;
-  std::byte* const ds = ds_bytes > 0 ? workspace : nullptr;
-  const BackwardRows rows = backward_rows(p, workspace + ds_bytes);
+cudaError_t launch_attention_backward(const AttentionBackwardParams& p, const DsPortions& portions,
+                                      std::byte* workspace, cudaStream_t stream) {
+  const BackwardRows rows = backward_rows(p, workspace + portions.bytes());
   cudaError_t status = launch_backward_rows(p, rows, stream);
   if (status == cudaSuccess)
-    status = p.q_type == DType::f16 ? launch_tiles<__half>(p, rows, ds, stream)
-                                    : launch_tiles<__nv_bfloat16>(p, rows, ds, stream);
+    status = p.q_type == DType::f16 ? launch_tiles<__half>(p, rows, portions, workspace, stream)
+                                    : launch_tiles<__nv_bfloat16>(p, rows, portions, workspace, stream);
   if (status == cudaSuccess) status = launch_backward_marked(p, rows, stream);
   return status == cudaSuccess ? launch_backward_heads(p, rows, stream) : status;
 }

@@ -1,8 +1,8 @@
 // What all kernels of attention_backward need of a row, computed once: its lse, and delta = dout . out - dlse.
 #pragma once
 
+#include "cuda/kernels/backward_config.hpp"
 #include "cuda/tile/score.cuh"
-#include "operations/attention_backward/cuda_choice.hpp"
 #include "operations/attention_backward/params.hpp"
 
 namespace rapt::cuda {

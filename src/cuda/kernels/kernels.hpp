@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "cuda/hopper/decode_limits.hpp"
+#include "cuda/kernels/backward_config.hpp"
 #include "cuda/kernels/decode_config.hpp"
 #include "cuda/kernels/prefill_config.hpp"
 #include "operations/append_kv/params.hpp"
@@ -99,9 +100,9 @@ inline constexpr KernelFacts kAttentionBackwardNaiveFacts = {.operation = Operat
                                                              .max_value_head_dim = 2048};
 std::size_t attention_backward_workspace(const AttentionParams& params);  // bytes, at a multiple of 8, without dS
 std::int64_t attention_backward_items(const AttentionParams& params);     // tiles of 64 rows or keys
-// With ds_portions() of operations/attention_backward/cuda_choice.hpp, if dq and dk or dv are wanted: `workspace`
-// begins with their bytes.
-cudaError_t launch_attention_backward(const AttentionBackwardParams& params, std::byte* workspace, cudaStream_t stream);
+// `workspace` begins with the portions' bytes.
+cudaError_t launch_attention_backward(const AttentionBackwardParams& params, const DsPortions& portions,
+                                      std::byte* workspace, cudaStream_t stream);
 cudaError_t launch_attention_backward_naive(const AttentionBackwardParams& params, std::byte* workspace,
                                             cudaStream_t stream);
 

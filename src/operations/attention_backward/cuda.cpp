@@ -73,7 +73,9 @@ class TilesEntry final : public AttentionBackwardEntry {
     return "attention_backward; rows and keys without finite gradients there by attention_backward_naive";
   }
   cudaError_t launch(const Params& params, std::byte* workspace, cudaStream_t stream) const override {
-    return launch_attention_backward(std::get<AttentionBackwardParams>(params), workspace, stream);
+    const auto& p = std::get<AttentionBackwardParams>(params);
+    const bool all = p.grad_q && (p.grad_k || p.grad_v);
+    return launch_attention_backward(p, all ? ds_portions(p) : DsPortions(), workspace, stream);
   }
 };
 #endif
