@@ -405,22 +405,24 @@ TEST_CASE("cuda host: f8e4m3 products are opt-in, and say what they do not take"
 }
 
 TEST_CASE("cuda host: gradients go to tensor cores where these take the call", "[unit]") {
-  const auto entry = [](const std::string& words) {
-    return Plan(AttentionBackwardProblem::parse("attention_backward device=cuda b=2 hq=4 sq=300 d=64 " + words))
-        .entry();
+  const auto entry = [](const std::string& words, const std::string& sizes = "d=64") {
+    const std::string text = "attention_backward device=cuda b=2 hq=4 sq=300 " + sizes + " " + words;
+    return Plan(AttentionBackwardProblem::parse(text)).entry();
   };
   const std::string naive = "attention_backward_naive.f32.cuda";
   if (!has_entry("attention_backward.bf16.cuda.sm90a")) {
     CHECK(entry("dtype=bf16") == naive);
     return;
   }
-  for (const std::string type : {"bf16", "f16"})
-    for (const char* words : {"", "hk=2 causal dlse", "window=10,-1 sinks dsinks", "seqlens", "d=128 dv=40", "grads=k"})
+  for (const std::string type : {"bf16", "f16"}) {
+    for (const char* words : {"", "hk=2 causal dlse", "window=10,-1 align=0 sinks dsinks", "seqlens", "grads=k"})
       CHECK(entry("dtype=" + type + " " + words) == "attention_backward." + type + ".cuda.sm90a");
-  for (const char* words :
-       {"", "dtype=bf16 mask=qk", "dtype=bf16 bias=hqk dbias", "dtype=bf16 softcap=9", "dtype=f16 alibi align=0",
-        "dtype=f16 dropout=0.1", "dtype=bf16 d=136", "dtype=bf16 dv=136", "dtype=bf16 dout=f32"})
+    CHECK(entry("dtype=" + type, "d=128 dv=40") == "attention_backward." + type + ".cuda.sm90a");
+  }
+  for (const char* words : {"", "dtype=bf16 mask=qk", "dtype=bf16 bias=hqk dbias", "dtype=bf16 softcap=9",
+                            "dtype=f16 alibi align=0", "dtype=f16 dropout=0.1", "dtype=bf16 dout=f32"})
     CHECK(entry(words) == naive);
+  for (const char* sizes : {"d=136", "d=64 dv=136"}) CHECK(entry("dtype=bf16", sizes) == naive);
   CHECK_THROWS_AS(entry("hk=1 gathered pool=500 sk=20"), Error);
 }
 
@@ -444,7 +446,7 @@ TEST_CASE("cuda host: dS is kept in portions that occupy a GPU, and the largest 
       for (const std::int64_t sq : {1, 64, 1000, 2048, 3000, 5793, 8192, 16384}) {
         AttentionBackwardProblem smaller = problem(largest);
         if (b > smaller.b || sq > smaller.sq) continue;
-        smaller.b = b, smaller.sq = sq, smaller.sk = std::min(smaller.sk, sq), smaller.pool = smaller.sk;
+        smaller.b = b, smaller.sq = sq, smaller.sk = std::min(smaller.sk, sq);
         INFO(smaller.to_string());
         CHECK(Plan(smaller).workspace_bytes() <= max_workspace_bytes(problem(largest)));
       }
