@@ -146,10 +146,8 @@ TEST_CASE("backward: NaN reaches what sees it and nothing else", "[kernel][numbe
 TEST_CASE("backward: NaN reaches dv where that alone is wanted", "[kernel]") {
   const DType dtype = GENERATE(DType::f32, DType::bf16, DType::f16);
   const Before before(typed_backward("b=2 hq=4 hk=2 sq=70 d=24 dv=20 causal grads=v", dtype));
-  for (const float value : {std::nanf(""), HUGE_VALF}) {
-    check_intruder(before, [&](BackwardCase& c) { c.inputs.q.at({1, 2, 33, 5}) = value; });
-    check_intruder(before, [&](BackwardCase& c) { c.inputs.k.at({1, 1, 33, 5}) = value; });
-  }
+  check_intruder(before, [](BackwardCase& c) { c.inputs.q.at({1, 2, 33, 5}) = kNan; });
+  check_intruder(before, [](BackwardCase& c) { c.inputs.k.at({1, 1, 33, 5}) = kNan; });
 }
 
 TEST_CASE("backward: Inf in a value or in a gradient propagates", "[kernel][numbers]") {
