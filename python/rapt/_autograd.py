@@ -20,7 +20,7 @@ def register_gradients(
     run: Callable[..., Any],
     gradients: Callable[..., list[Tensor | None]],
     by_extension: Callable[..., Any] | None = None,
-    computes: Callable[..., bool] = lambda *_: True,
+    computes: Callable[..., bool] | None = None,
     otherwise: Callable[..., Any] | None = None,
 ) -> tuple[Callable[..., Tensor], Callable[..., tuple[Tensor, Tensor]]]:
     """Gives the operator `plain` gradients, of its first `count` arguments, which are tensors or None.
@@ -92,7 +92,7 @@ def register_gradients(
 
     def run_recorded(keyset: Any, *inputs: Any) -> Any:
         if _refusals.needs_grad(*inputs[:count]):
-            return with_lse(*inputs)[0] if otherwise is None or computes(*inputs) else otherwise(keyset, *inputs)
+            return with_lse(*inputs)[0] if otherwise is None or computes is None or computes(*inputs) else otherwise(keyset, *inputs)
         with torch._C._AutoDispatchBelowAutograd():
             return plain.overload.redispatch(keyset & torch._C._after_autograd_keyset, *inputs)
 

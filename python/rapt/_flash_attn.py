@@ -232,8 +232,10 @@ def differentiates(
     q: Tensor, v: Tensor, alibi_slopes: Tensor | None, s_aux: Tensor | None, softcap: float | None, dropout_p: float
 ) -> bool:
     """Whether rapt computes gradients of such a call."""
+    if not q.is_cuda:
+        return True
     modifiers = {"alibi dalibi": alibi_slopes, "sinks dsinks": s_aux, "softcap=1": softcap or None, "dropout=0.5": dropout_p or None}
-    return q.is_cpu or _refusals.cuda_differentiates(q, v, modifiers)
+    return _refusals.cuda_differentiates(q, v, modifiers)
 
 
 def attend(
@@ -252,8 +254,9 @@ def attend(
     q, _, v, alibi_slopes, s_aux = tensors[:5]
     grad = _refusals.needs_grad(*tensors)
     if grad and not differentiates(q, v, alibi_slopes, s_aux, softcap, dropout_p):
-        got = f"tensors on {q.device}, and a call whose gradients rapt computes on the cpu only"
-        raise NotImplementedError(f"{name}: got {got}; wanted tensors on the cpu, or torch.no_grad()")
+        got = f"tensors on {q.device}, and a call whose gradients no fast kernel computes there"
+        wanted = "bfloat16 or float16 and no alibi_slopes, softcap or dropout on Hopper, tensors on the cpu, or torch.no_grad()"
+        raise NotImplementedError(f"{name}: got {got}; wanted {wanted}")
     seed = None if dropout_p == 0 else _seed.new_seed()
     inputs = (*tensors, scale, causal, *window, softcap, dropout_p, seed)
     lse: Tensor | None = None

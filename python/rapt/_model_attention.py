@@ -177,7 +177,7 @@ _flops.counted("attention_backward")(_flops.attention_backward(8))
 
 def forward_with_gradients(*inputs: Any) -> Tensor:
     """forward() of eager calls where a gradient is to be recorded."""
-    out: Tensor = _run(*inputs, None) if _differentiates(*inputs) else operator(*inputs)
+    out: Tensor = _run(*inputs, None) if inputs[0].is_cpu or _differentiates(*inputs) else operator(*inputs)
     return out
 
 
@@ -222,7 +222,12 @@ def _backward_again(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 
 _run, _ = register_gradients(
-    *(_operator, _operator_with_lse, _backward_operator, 6, run, _gradients),
+    _operator,
+    _operator_with_lse,
+    _backward_operator,
+    6,
+    run,
+    _gradients,
     computes=_differentiates,
     otherwise=_operator.autograd_of(_backward_again, _setup_again, "CUDA"),
 )

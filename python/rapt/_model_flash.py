@@ -157,10 +157,10 @@ def _attend(call: _Call, kwargs: dict[str, Any]) -> Tensor | None:
     gqa = call.query.shape[1] != call.key.shape[1]
     if call.modified or _refusals.refusal(call.query, call.key, call.value, None, gqa):
         return None
-    if _refusals.needs_grad(call.query, call.key, call.value, call.sinks):
-        if not _flash_attn.differentiates(call.query, call.value, None, call.sinks, call.softcap, call.dropout):
-            return None
     if given is not None and given.dim() > 2:
+        return None
+    by_rapt = _flash_attn.differentiates(call.query, call.value, None, call.sinks, call.softcap, call.dropout)
+    if not by_rapt and _refusals.needs_grad(call.query, call.key, call.value, call.sinks):
         return None
     if given is None:
         return _attention(call, (_rows_first(call.query), _rows_first(call.key), _rows_first(call.value)))

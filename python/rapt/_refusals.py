@@ -179,7 +179,7 @@ def cuda_prefills(operation: str, dtype: str, head_dim: int) -> bool:
 
 def cuda_differentiates(q: Tensor, v: Tensor, modifiers: dict[str, Any]) -> bool:
     """Whether dispatch has an entry of attention_backward for such a call on a GPU that is not naive. `modifiers`: words of a
-    problem's text, each with None where the call has no such argument. Its sizes stand for all: no choice depends on them."""
+    problem's text, each with None where the call has no such argument. Its rows and keys stand for all: no choice depends on them."""
     if q.dtype not in _DTYPES:
         return False
     words = [f"attention_backward device=cuda dtype={_DTYPES[q.dtype]} sq=1024 d={int(q.shape[-1])} dv={int(v.shape[-1])}"]

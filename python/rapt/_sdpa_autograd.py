@@ -109,9 +109,21 @@ def _backward_again(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return (*differentiate_again(attention, ctx.saved_tensors, ctx.needs_input_grad[:4], grad), *[None] * 5)
 
 
+class _FunctionAgain(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        output = _sdpa.forward(*inputs)
+        _setup_again(ctx, inputs, output)
+        return output
+
+    backward = staticmethod(_backward_again)
+
+
 def forward_with_gradients(*inputs: Any) -> Tensor:
     """_sdpa.forward() of eager calls where a gradient is to be recorded."""
-    out: Tensor = _run(*inputs, None) if _differentiates(*inputs) else operator(*inputs)
+    if inputs[0].is_cpu or _differentiates(*inputs):
+        return _run(*inputs, None)
+    out: Tensor = _FunctionAgain.apply(*inputs)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -125,6 +137,13 @@ def _by_extension(*inputs: Any) -> Any:
 
 
 _run, _ = register_gradients(
-    *(_operator, _operator_with_lse, _backward_operator, 4, _sdpa.run, _sdpa.gradients, _by_extension, _differentiates),
+    _operator,
+    _operator_with_lse,
+    _backward_operator,
+    4,
+    _sdpa.run,
+    _sdpa.gradients,
+    _by_extension,
+    computes=_differentiates,
     otherwise=_operator.autograd_of(_backward_again, _setup_again, "CUDA"),
 )
