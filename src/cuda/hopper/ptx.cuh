@@ -170,12 +170,6 @@ __device__ inline void bulk_store(void* to, std::uint32_t from, int bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes)
                : "memory");
 }
-// The same of what L2 need not keep.
-__device__ inline void bulk_store_past_l2(void* to, std::uint32_t from, int bytes) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group.L2::cache_hint [%0], [%1], %2, %3;" ::"l"(to), "r"(from),
-               "r"(bytes), "l"(kEvictFirst)
-               : "memory");
-}
 
 // cp.async of `bytes` of 16 bytes, with zeros for the rest, which is not read. Both addresses are multiples of 16.
 __device__ inline void copy16(std::uint32_t to, const void* from, int bytes) {

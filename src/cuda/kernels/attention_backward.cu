@@ -1,11 +1,12 @@
 // attention_backward: gradients of attention on Hopper's tensor cores, of q, k, v and dout in one 16-bit type.
 //
 // The entries attention_backward.bf16 and attention_backward.f16 call it. dk and dv take four products of 2 rows keys d
-// flops. dq takes one more, of the dS that these leave in memory, for up to 256 MiB of heads at a time; or three, where
-// one head's dS is larger, where sequences are ragged or where dq alone is wanted.
+// flops. dq takes one more, of the dS that these leave in memory; or three, where ds_portions() keeps none or TMA
+// cannot load the rows.
 #include <cuda_runtime.h>
 
 #include "cuda/kernels/backward_queries.cuh"
+#include "cuda/kernels/backward_tiles.cuh"
 #include "cuda/kernels/kernels.hpp"
 
 namespace rapt::cuda {

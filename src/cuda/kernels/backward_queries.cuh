@@ -6,7 +6,8 @@
 // anew.
 #pragma once
 
-#include "cuda/kernels/backward_tiles.cuh"
+#include "cuda/kernels/backward_store.cuh"
+#include "cuda/tile/launch.cuh"
 
 namespace rapt::cuda {
 

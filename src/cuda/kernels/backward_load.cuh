@@ -1,0 +1,105 @@
+// What the first warpgroup of attention_backward loads.
+#pragma once
+
+#include "cuda/kernels/backward_block.cuh"
+
+namespace rapt::cuda {
+
+// What the producer loads: 64 rows of q and dout, or keys and values, at a time.
+template <class C>
+struct BackwardLoads {
+  const BackwardBlock<C>& block;
+  const Ring<C::kStages>& ring;
+  const std::uint32_t own, own_full;  // where own rows go, and their barrier
+
+  // By the warpgroup's threads: any rows.
+  __device__ void by_threads() const {
+    for (int group = 0; group < C::kGroups; ++group)
+      copy<C::kOfKeys>(own + group * kBackwardTile * 128, C::kOwnPanel, block.own + kBackwardTile * group);
+    copy_commit();
+    const auto arrive = [](std::uint32_t barrier) {
+      fence_async_proxy();
+      barrier_arrive(barrier);
+    };
+#pragma unroll 1
+    for (int n = 0; n < block.tiles; ++n) {
+      ring.wait_empty(n);
+      const int first = block.other + n * kBackwardTile;
+      copy<!C::kOfKeys>(ring.slot(n), C::kOtherPanel, first);
+      if constexpr (C::kOfKeys) {
+        const auto* const of_rows = reinterpret_cast<const std::byte*>(block.rows_of(first));
+        if (threadIdx.x < kTileBytes / 16)
+          copy16(ring.slot(n) + C::kRowsAt + 16 * threadIdx.x, of_rows + 16 * threadIdx.x);
+      }
+      copy_commit();
+      copy_wait<1>();
+      arrive(n == 0 ? own_full : ring.full(n - 1));
+    }
+    copy_wait<0>();
+    if (block.tiles > 0) arrive(ring.full(block.tiles - 1));
+  }
+
+  // The same by TMA, by one thread.
+  __device__ void by_tma() const {
+    if (block.tiles == 0) return;  // nobody would wait for own rows: the thread block might end before they arrive
+    barrier_arrive_expecting(own_full, 2 * C::kOwnBytes);
+    for (int group = 0; group < C::kGroups; ++group)
+      box<C::kOfKeys>(own + group * kBackwardTile * 128, C::kOwnPanel, block.own + kBackwardTile * group, own_full);
+#pragma unroll 1
+    for (int n = 0; n < block.tiles; ++n) {
+      ring.wait_empty(n);
+      const int first = block.other + n * kBackwardTile;
+      barrier_arrive_expecting(ring.full(n), 2 * C::kOtherBytes + (C::kOfKeys ? kTileBytes : 0));
+      box<!C::kOfKeys>(ring.slot(n), C::kOtherPanel, first, ring.full(n));
+      if constexpr (C::kOfKeys)
+        bulk_load(ring.slot(n) + C::kRowsAt, block.rows_of(first), kTileBytes, ring.full(n), true);
+    }
+  }
+
+ private:
+  static constexpr int kTileBytes = sizeof(RowsOfTile);
+
+  // Each warp has 16 of the rows.
+  template <bool kKeys>
+  __device__ void copy(std::uint32_t to, int panel_bytes, int first) const {
+    const auto& p = block.p;
+    const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * 16, number = first + warp_row + lane;
+    const bool exists = lane < 16 && number < (kKeys ? block.keys() : block.rows());
+    const Row row = row_of(block.head, kKeys || !exists ? 0 : number);
+    const auto copy_tensor = [&](std::uint32_t place, const void* x, const Strides& s, std::int64_t size, bool vector) {
+      const std::int64_t at = kKeys ? block.head.key_at(s, number) : row_at(s, block.head, row);
+      load_rows<C::kSize, 4>(16, place + warp_row * 128, panel_bytes, x, exists ? at : -1, s.d, static_cast<int>(size),
+                             vector, 0);
+    };
+    const std::uint32_t second = to + C::kPanels * panel_bytes;
+    if constexpr (kKeys) {
+      copy_tensor(to, p.k, p.k_stride, p.d, block.params.kv_vector);
+      copy_tensor(second, p.v, p.v_stride, p.dv, block.params.kv_vector);
+    } else {
+      copy_tensor(to, p.q, p.q_stride, p.d, block.params.q_vector);
+      copy_tensor(second, p.dout, p.dout_stride, p.dv, block.params.dout_vector);
+    }
+  }
+  template <bool kKeys>
+  __device__ void box(std::uint32_t to, int panel_bytes, int first, std::uint32_t barrier) const {
+    const auto& params = block.params;
+    const auto& p = params.p;
+    const int hk = static_cast<int>(block.head.hk);
+#pragma unroll
+    for (int panel = 0; panel < C::kPanels; ++panel, to += panel_bytes) {
+      if constexpr (kKeys) {
+        const int b = p.total_k < 0 ? static_cast<int>(block.head.b) : 0,
+                  row = static_cast<int>(block.head.k_first) + first;
+        tma_load(to, &params.k, panel * 64, row, hk, b, barrier, true);
+        tma_load(to + C::kPanels * panel_bytes, &params.v, panel * 64, row, hk, b, barrier, true);
+      } else {
+        const int b = p.total_q < 0 ? static_cast<int>(block.head.b) : 0,
+                  token = static_cast<int>(block.head.q_first) + params.group.quotient(first);
+        tma_load(to, &params.q, panel * 64, 0, token, hk, b, barrier);
+        tma_load(to + C::kPanels * panel_bytes, &params.dout, panel * 64, 0, token, hk, b, barrier);
+      }
+    }
+  }
+};
+
+}  // namespace rapt::cuda
