@@ -32,8 +32,8 @@ struct AttentionBackwardArgs {
 /// Gradients of sum(dout * out) + sum(dlse * lse). The call recomputes scores from q, k and lse block by block (Dao et
 /// al., 2022). Extra memory is O(rows), or up to 64 times that for few rows, never rows x keys. A GPU keeps the scores'
 /// gradients of some heads besides, in up to 256 MiB. Sums are fp32 for all types, and every gradient is rounded once.
-/// Rows that see no key get and contribute no gradient, except that their sink gets their dlse. Gradients of keys past a
-/// length are 0.
+/// Rows that see no key get and contribute no gradient, except that their sink gets their dlse. Gradients of keys past
+/// a length are 0.
 ///
 /// With gathered keys, dk and dv have the shape of the pool. A row of the pool gets the sum over all tokens that list
 /// it, once per listing. A row that no token lists gets 0 and is not read. Extra memory is then O(rows) of one head of
