@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 IN_CACHE = {
     "TBB": "TBB_DIR", "xsimd": "RAPT_XSIMD_INCLUDE_DIR", "ittnotify": "RAPT_ITT_LIBRARY", "CUDAToolkit": "CMAKE_CUDA_COMPILER",
     "fmt": "fmt_DIR", "CLI11": "CLI11_DIR", "nlohmann_json": "nlohmann_json_DIR", "Eigen3": "Eigen3_DIR", "Catch2": "Catch2_DIR",
-    "nanobind": "nanobind_DIR", "OpenMP": "OpenMP_CXX_LIB_NAMES", "libomp": "OpenMP_CXX_LIB_NAMES", "g++": "", "Threads": "",
+    "nanobind": "", "OpenMP": "OpenMP_CXX_LIB_NAMES", "libomp": "OpenMP_CXX_LIB_NAMES", "g++": "", "Threads": "",
 }
 # Options that leave a component out.
 SWITCHES = {"ittnotify": "RAPT_ITT", "CUDAToolkit": "RAPT_CUDA", "OpenMP": "RAPT_OPENMP", "libomp": "RAPT_OPENMP"}
@@ -55,7 +55,8 @@ def is_on(cache, switch):
 
 def version_of(name, cache):
     """Of what CMake found, or None."""
-    where = cache.get(IN_CACHE[name], "")
+    key = IN_CACHE[name] or f"{name}_DIR"
+    where = cache.get(key, "")
     if name == "xsimd":
         text = (Path(where) / "xsimd/config/xsimd_config.hpp").read_text(encoding="utf-8")
         return ".".join(re.search(rf"XSIMD_VERSION_{part} +(\d+)", text)[1] for part in ("MAJOR", "MINOR", "PATCH"))
@@ -64,9 +65,9 @@ def version_of(name, cache):
         text = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
         found = re.search(r"release [\d.]+, V([\d.]+)" if name == "CUDAToolkit" else r"(\d+\.\d+\.\d+)", text)
         return found[1] if found else None
-    if IN_CACHE[name].endswith("_DIR"):
+    if where and key.endswith("_DIR"):
         for file in sorted(Path(where).glob("*[vV]ersion.cmake")):
-            found = re.search(r'set\(PACKAGE_VERSION "([\d.]+)"\)', file.read_text(encoding="utf-8"))
+            found = re.search(r'set\(PACKAGE_VERSION "?([\d.]+)"?\)', file.read_text(encoding="utf-8"))
             if found:
                 return found[1]
     return None
