@@ -4,9 +4,10 @@ usage: check_wheel.py WHEEL [PYTHON]     an interpreter that the wheel is for; d
 
 Reads the shared objects: which libraries and which versions of symbols they need. Then installs the wheel into an environment of its own, where
 no compiler is on PATH, and runs `rapt check` there. Of the wheel of the GPU kernels: installs the wheel of rapt beside it, too, and asks rapt
-whether it has loaded them.
+whether it has loaded them. For a wheel of another architecture PYTHON is a command that runs one under emulation: arm64_python.sh makes one.
 """
 
+import platform
 import re
 import subprocess
 import sys
@@ -16,31 +17,37 @@ from pathlib import Path
 
 MOST_BYTES = 12_000_000
 MOST_BYTES_OF_GPUS = 100_000_000  # the most that the index of Python's packages takes
-SYSTEM = {"libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1", "libstdc++.so.6", "libgcc_s.so.1", "ld-linux-x86-64.so.2"}
-# Of manylinux_2_28, as PEP 600 and auditwheel have it.
-NEWEST = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11), "GCC": (7, 0, 0)}
+SYSTEM = {"libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1", "libstdc++.so.6", "libgcc_s.so.1"}
+LOADERS = {"x86_64": "ld-linux-x86-64.so.2", "aarch64": "ld-linux-aarch64.so.1"}
+# Of manylinux_2_28 and manylinux_2_34, as PEP 600 and auditwheel have them.
+NEWEST = {
+    "x86_64": {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11), "GCC": (7, 0, 0)},
+    "aarch64": {"GLIBC": (2, 34), "GLIBCXX": (3, 4, 29), "CXXABI": (1, 3, 13), "GCC": (11, 0)},
+}
 PYTHONS_OWN = re.compile(r"_?Py[A-Z_]")
 
 
-def dump(file, *options):
-    return subprocess.run(["objdump", *options, file], capture_output=True, text=True, check=True).stdout
+def dump(machine, file, *options):
+    program = "objdump" if machine == platform.machine() else f"{machine}-linux-gnu-objdump"
+    return subprocess.run([program, *options, file], capture_output=True, text=True, check=True).stdout
 
 
-def violations_of(file, bundled, elsewhere):
+def violations_of(machine, file, bundled, elsewhere):
     """`elsewhere` are the symbols that bundled libraries define."""
-    for name in re.findall(r"(?m)^ +NEEDED +(\S+)", dump(file, "-p")):
-        if name not in SYSTEM | bundled:
+    for name in re.findall(r"(?m)^ +NEEDED +(\S+)", dump(machine, file, "-p")):
+        if name not in SYSTEM | {LOADERS[machine]} | bundled:
             yield f"{file.name} needs {name}"
-    for flags, version, symbol in re.findall(r"(?m)^\S+ ( *\w*) +D?\w* +\*UND\*\t\S+ +(?:\(?([^\s)]+)\)? +)?(\S+)$", dump(file, "-T")):
+    for flags, version, symbol in re.findall(r"(?m)^\S+ ( *\w*) +D?\w* +\*UND\*\t\S+ +(?:\(?([^\s)]+)\)? +)?(\S+)$", dump(machine, file, "-T")):
         family, _, number = version.partition("_")
         if version in ("", "Base"):
             if "w" not in flags and symbol not in elsewhere and not PYTHONS_OWN.match(symbol):
                 yield f"{file.name}: nothing that it needs defines {symbol}"
-        elif not re.fullmatch(r"[\d.]+", number) or tuple(map(int, number.split("."))) > NEWEST.get(family, ()):
+        elif not re.fullmatch(r"[\d.]+", number) or tuple(map(int, number.split("."))) > NEWEST[machine].get(family, ()):
             yield f"{file.name} needs {symbol} of {version}"
 
 
 def violations(wheel, python, folder):
+    machine = re.search(r"_(x86_64|aarch64)\.whl$", wheel.name)[1]
     of_gpus = wheel.name.startswith("rapt_attention_cuda-")
     most, export = (MOST_BYTES_OF_GPUS, "rapt_cuda_library") if of_gpus else (MOST_BYTES, "PyInit__core")
     if wheel.stat().st_size > most:
@@ -53,15 +60,20 @@ def violations(wheel, python, folder):
         yield f"{wheel.name} has {sorted(path.name for path in objects)}"
     if of_gpus:
         yield from violations_of_payload(wheel, folder / "wheel")
-    defined = {path.name: set(re.findall(r"(?m) g +D[FO] \.\S+\t\S+ +\S+ +(\S+)$", dump(path, "-T"))) for path in objects}
+    defined = {path.name: set(re.findall(r"(?m) g +D[FO] \.\S+\t\S+ +\S+ +(\S+)$", dump(machine, path, "-T"))) for path in objects}
     for file in objects:
-        yield from violations_of(file, bundled, set().union(*defined.values()))
+        yield from violations_of(machine, file, bundled, set().union(*defined.values()))
         if file.name not in bundled and defined[file.name] != {export}:
             yield f"{file.name} exports {sorted(defined[file.name])[:5]}; wanted {export} alone"
 
-    environment = folder / "venv"
-    subprocess.run([python, "-m", "venv", environment], check=True)
+    emulated = machine != platform.machine()
+    environment, site = folder / "venv", folder / "site"
+    subprocess.run([sys.executable if emulated else python, "-m", "venv", environment], check=True)
     pip = [environment / "bin/python", "-m", "pip", "install", "-q", "--disable-pip-version-check", "--only-binary", ":all:"]
+    if emulated:  # by this machine's pip, which must be told what it installs for
+        version = subprocess.run([python, "-c", "import sys; print(sys.implementation.cache_tag)"], capture_output=True, text=True, check=True).stdout
+        pip += ["--target", site, "--python-version", version.strip().rpartition("-")[2]]
+        pip += [f"--platform=manylinux{policy}_{machine}" for policy in ("_2_34", "_2_28", "_2_27", "2014")]
     subprocess.run([*pip, "--find-links", wheel.parent, wheel, "ml_dtypes"], check=True)
     if of_gpus:
         code = "import rapt; print(rapt.__file__.rpartition('/')[0], *rapt.info()['backends'][1].values(), sep='|')"
@@ -70,8 +82,11 @@ def violations(wheel, python, folder):
         if (name, missing) != ("cuda", "") or Path(library).parent != Path(package) or f"-{version}-" not in wheel.name:
             yield f"rapt.info() says {told}"
         return
-    command = [environment / "bin/python", "-m", "rapt", "check"]
-    result = subprocess.run(command, cwd=folder, env={"PATH": str(environment / "bin")}, capture_output=True, text=True)
+    command = [python if emulated else environment / "bin/python", "-m", "rapt", "check"]
+    variables = {"PATH": str(environment / "bin")}
+    if emulated:  # where NumPy's threads that wait take time from each other
+        variables |= {"PYTHONPATH": str(site), "OPENBLAS_NUM_THREADS": "1"}
+    result = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True)
     print(result.stdout, end="")
     if result.returncode != 0 or not result.stdout.splitlines()[-1].startswith("OK: "):
         yield f"rapt check: exit code {result.returncode}: {result.stdout}{result.stderr}"
