@@ -1,6 +1,6 @@
 // delta_rule_backward: the recurrence of delta_rule.cpp, Z = S / e, differentiated block by block, so that all but a
 // few triangles are products of matrices. With Y = G e, where G is the gradient of S, both ends of a window are linear
-// in what its tokens write, and e is part of kd, ku and qd alone. For the tokens i of a piece of a window, from Z at
+// in what its tokens write, and e is part of kd, ku and qd alone. For the tokens i of a block in one window, from Z at
 // its beginning and Y at its end,
 //
 //   du_i  =  Y^T ku_i + sum_j>=i (qd_j . ku_i) dout_j - sum_j>i (kd_j . ku_i) dw_j,     dw_i = beta_i du_i
@@ -10,12 +10,14 @@
 //   Y    +=  sum_i qd_i dout_i^T - kd_i dw_i^T
 //
 // The rows [qd; -kd] and [dout; dw] are always used together: `left` and `right` here, in the order of their tokens.
-// The gradient of a log decay is the gradient of log e at its token and all later ones, summed from the end. At a
-// piece's first token it is computed as rowsum(Y Z) instead, so that the sum's errors end with the piece and decays to
-// 0 get 0.
+// The gradient of a log decay is the gradient of log e at its token and all later ones, summed from the end, without
+// what a token reads of its own write, which no decay reaches. At a block's first token it is computed as rowsum(Y Z)
+// instead, so that the sum's errors end with the block; a decay to 0 gets 0.
 //
-// A piece is the intersection of a block of tokens and a window. begin() runs the forward, keeps Z^T at the beginning
-// of each block, and each token's prediction error.
+// A piece is the intersection of a block of tokens and a window. Its kd, ku and qd, and their gradients, are relative
+// to its window; those of another window differ by the factors of the windows that begin between. So blocks of several
+// pieces read and update Z and Y once: rows take the factors, where they meet rows of another piece or a state.
+// begin() runs the forward, keeps Z^T at the beginning of each block, and each token's prediction error.
 #include "cpu/kernels/delta_rule_backward_table.hpp"
 #include "cpu/tile/bump_allocator.hpp"
 #include "cpu/tile/delta_rule.hpp"
@@ -33,19 +35,20 @@ struct DeltaRuleBackwardScratch {
   // block's start, and e of the token before it, [d].
   Matrix missed, starts, e_before;
   Matrix z, y, y_t;  // [d][dv]; y_t [dv][d]
-  Matrix piece_z;    // [kBlock - 1][dv][d]: Z^T at the start of a block's later pieces
   float *e, *carry,
       *anchor;  // [d]: e of the last token; gradient of log decays, as a sum from the end and as rowsum(Y Z)
-  // Of a block's tokens; z_factor: of next_e(), where a token begins a window.
-  Matrix kd, ku, e_of, decay, z_factor, dku;  // [kBlock][d]
-  Matrix u, du;                               // [kBlock][dv]
-  Matrix left, right, dleft;                  // [kBlock][per_token][d], dv, d
-  Matrix ku_t, u_t;                           // [d][kBlock], [dv][kBlock]
-  Matrix left_ku, right_u;                    // [kBlock][per_token][kBlock]
-  float *beta, *k_factor, *q_factor;          // [kBlock]; [kBlock][reads]
-  float *row, *gradient, *bias;               // [max(d, dv)]; [max(d, dv)]; [d]
-  vec* dbeta;                                 // [kBlock], as vectors of partial sums
-  std::int64_t* pieces;                       // [kBlock + 1]: first token of each piece, then n
+  // Of a block's tokens; z_factor: of next_e(), where a token begins a window; last_ku: ku of the last piece's window.
+  Matrix kd, ku, last_ku, e_of, decay, z_factor, dku;  // [kBlock][d]
+  Matrix u, du;                                        // [kBlock][dv]
+  Matrix left, right, dleft;                           // [kBlock][per_token][d], dv, d
+  Matrix ku_t, u_t;                                    // [d][kBlock], [dv][kBlock]
+  Matrix left_ku, right_u;                             // [kBlock][per_token][kBlock]
+  float *beta, *k_factor, *q_factor;                   // [kBlock]; [kBlock][reads]
+  float* own_read;                                     // [kBlock][reads]: dout . u of the same token
+  float *row, *gradient, *bias;                        // [max(d, dv)]; [max(d, dv)]; [d]
+  double* factor;                                      // [d]: of open_rows()
+  vec* dbeta;                                          // [kBlock], as vectors of partial sums
+  std::int64_t* pieces;                                // [kBlock + 1]: first token of each piece, then n
 
   DeltaRuleBackwardScratch(BumpAllocator& allocator, const DeltaRuleBackwardShape& shape, bool predicts)
       : d(round_up(shape.d, kLanes)), dv(round_up(shape.dv, kLanes)), per_token(shape.reads + predicts) {
@@ -56,7 +59,7 @@ struct DeltaRuleBackwardScratch {
     };
     for (Matrix* state : {&z, &y}) *state = take(d, dv);
     y_t = take(dv, d);
-    for (Matrix* rows : {&kd, &ku, &e_of, &decay, &z_factor, &dku}) *rows = take(kBlock, d);
+    for (Matrix* rows : {&kd, &ku, &last_ku, &e_of, &decay, &z_factor, &dku}) *rows = take(kBlock, d);
     for (Matrix* rows : {&u, &du}) *rows = take(kBlock, dv);
     for (Matrix* rows : {&left, &dleft}) *rows = take(kBlock * per_token, d);
     right = take(kBlock * per_token, dv);
@@ -65,13 +68,13 @@ struct DeltaRuleBackwardScratch {
     for (float** one : {&e, &carry, &anchor, &bias}) *one = allocator.take<float>(d);
     for (float** one : {&row, &gradient}) *one = allocator.take<float>(longer);
     for (float** one : {&beta, &k_factor}) *one = allocator.take<float>(kBlock);
-    q_factor = allocator.take<float>(kBlock * shape.reads);
+    for (float** one : {&q_factor, &own_read}) *one = allocator.take<float>(kBlock * shape.reads);
     dbeta = allocator.take<vec>(kBlock);
+    factor = allocator.take<double>(d);
     pieces = allocator.take<std::int64_t>(kBlock + 1);
     e_before = take(blocks, d);
     missed = take(predicts ? shape.tokens : 0, dv);
     starts = take(blocks * dv, d);
-    piece_z = take((kBlock - 1) * dv, d);
   }
 };
 
@@ -131,7 +134,7 @@ class DeltaRuleBackwardRunner {
   void add_block(std::int64_t block) {
     const std::int64_t first = block * kBlock, n = min(kBlock, tokens_.count() - first);
     copy(w_.e_before[block], w_.d, w_.e);
-    const std::int64_t pieces = prepare(first, n);
+    prepare(first, n);
     prepare_rest(first, n);
     for (std::int64_t t = first; t < first + n; ++t) {
       if (block > 0) tokens_.prefetch_inputs(t - kBlock, !p_.has_delta, true);
@@ -139,23 +142,27 @@ class DeltaRuleBackwardRunner {
       if (p_.decay == Decay::channel) tokens_.prefetch<1>(grad_g_, t, 0, p_.d);
       for (std::int64_t r = 0; r < p_.reads; ++r) tokens_.prefetch<1>(grad_q_, t, r, p_.d);
     }
-    const auto start_of = [&](std::int64_t piece) {
-      return piece > 0 ? w_.piece_z.from((piece - 1) * w_.dv) : w_.starts.from(block * w_.dv);
-    };
-    for (std::int64_t i = 1; i < pieces; ++i) {
-      const std::int64_t begin = w_.pieces[i - 1], end = w_.pieces[i];
-      const Matrix before = start_of(i - 1), start = start_of(i);
-      for (std::int64_t c = 0; c < w_.dv; ++c) copy(before[c], w_.d, start[c]);
-      multiply<true, true>(w_.u.from(begin), w_.ku.from(begin), start, w_.dv, w_.d, end - begin);
-      open_columns(end, start);
-    }
+    const Matrix z_t = w_.starts.from(block * w_.dv);
+    multiply_by_ku(w_.left, w_.per_token);
+    multiply<false, false>(w_.last_ku, w_.y, w_.du, n, w_.dv, w_.d);
+    solve(first, n);
+    differentiate_left(n, z_t);
+    multiply<false, false>(w_.u, w_.y_t, w_.dku, n, w_.d, w_.dv);
     fill(w_.bias, w_.d, 0);
-    for (std::int64_t i = pieces - 1; i >= 0; --i) {
-      const std::int64_t begin = w_.pieces[i], end = w_.pieces[i + 1];
-      add_piece(first, begin, end - begin, start_of(i));
-      for (std::int64_t t = end - 1; t >= begin; --t) finish(first, t, t == begin);
-      if (i > 0 || opens_window_) open_rows(begin, w_.y), open_columns(begin, w_.y_t);
+    for (std::int64_t i = pieces_ - 1; i >= 0; --i) {
+      const std::int64_t begin = w_.pieces[i], end = w_.pieces[i + 1], per_token = w_.per_token;
+      for_each_tile(begin, end, [&](std::int64_t t, std::int64_t tile_end) {
+        const std::int64_t r = t * per_token;
+        multiply<true, true>({w_.right_u[r] + t, w_.right_u.stride}, w_.left.from(r), w_.dku.from(t), tile_end - t,
+                             w_.d, n * per_token - r);
+      });
+      if (i == 0) take_y_before(n, z_t);
+      for (std::int64_t t = end - 1; t >= begin; --t) finish(first, t);
+      if (i == 0) break;
+      open_columns(begin, w_.left.from(begin * per_token), (n - begin) * per_token);
+      open_columns(begin, w_.dku, begin);
     }
+    if (opens_window_) open_rows(w_.y, 0, 1), open_columns(0, w_.y_t, w_.dv);
     if (p_.grad_dt_bias)
       for (std::int64_t c = 0; c < p_.d; ++c) item_.head_sums[2 + c] += static_cast<double>(w_.bias[c]);
   }
@@ -175,30 +182,46 @@ class DeltaRuleBackwardRunner {
     for (std::int64_t i = 0; i < p_.d; ++i)
       for (std::int64_t c = 0; c < w_.dv; c += kLanes) f(i, c, min(kLanes, p_.dv - c));
   }
-  // Multiplies a state, [d][dv] or [dv][d], by the factors of a window that begins at this token of the block. The two
-  // factors are applied one after the other, since their product may be below fp32's range.
-  void open_rows(std::int64_t token, const Matrix& state) const {
+  // From one window to a later one, what has a row or a column for each channel is multiplied by factors of Z, each by
+  // two floats, since one may be out of fp32's range. open_rows() does so for all windows that pieces [begin, end)
+  // begin, open_columns() for the one that a token begins.
+  void open_rows(const Matrix& state, std::int64_t begin, std::int64_t end) const {
+    if (begin == end) return;
+    for (std::int64_t c = 0; c < w_.d; ++c) w_.factor[c] = 1;
+    for (std::int64_t piece = begin; piece < end; ++piece) {
+      const float *const z_factor = w_.z_factor[w_.pieces[piece]], *const decay = w_.decay[w_.pieces[piece]];
+      for (std::int64_t c = 0; c < w_.d; ++c)
+        w_.factor[c] *= static_cast<double>(z_factor[c]) * static_cast<double>(decay[c]);
+    }
     for (std::int64_t i = 0; i < w_.d; ++i) {
-      const vec z_factor(w_.z_factor[token][i]), decay(w_.decay[token][i]);
-      for (std::int64_t c = 0; c < w_.dv; c += kLanes) store(state[i] + c, load(state[i] + c) * z_factor * decay);
+      constexpr double kSmall = 0x1p-126, kLarge = 0x1p127;
+      const double factor = w_.factor[i], part = factor < kSmall ? kSmall : factor > kLarge ? kLarge : factor;
+      const double rest = factor / part;
+      const vec first(static_cast<float>(part)), second(static_cast<float>(rest > kLarge ? kLarge : rest));
+      for (std::int64_t c = 0; c < w_.dv; c += kLanes) store(state[i] + c, load(state[i] + c) * first * second);
     }
   }
-  void open_columns(std::int64_t token, const Matrix& state) const {
+  void open_columns(std::int64_t token, const Matrix& rows, std::int64_t count) const {
     const float *const z_factor = w_.z_factor[token], *const decay = w_.decay[token];
-    for (std::int64_t i = 0; i < w_.dv; ++i)
+    for (std::int64_t i = 0; i < count; ++i)
       for (std::int64_t c = 0; c < w_.d; c += kLanes)
-        store(state[i] + c, load(state[i] + c) * load(z_factor + c) * load(decay + c));
+        store(rows[i] + c, load(rows[i] + c) * load(z_factor + c) * load(decay + c));
+  }
+  // Calls f(token, end) for tiles of a triangle's rows: tokens [token, end).
+  template <class F>
+  static void for_each_tile(std::int64_t begin, std::int64_t end, F f) {
+    for (std::int64_t t = begin; t < end; t += kTokensOfTile) f(t, min(t + kTokensOfTile, end));
   }
 
-  // Finds the pieces of a block of tokens, and computes kd, ku and beta. Returns the number of pieces.
-  std::int64_t prepare(std::int64_t first, std::int64_t n) {
-    std::int64_t pieces = 0;
+  // Finds the pieces of a block of tokens, and computes kd, ku and beta.
+  void prepare(std::int64_t first, std::int64_t n) {
+    pieces_ = 0;
     for (std::int64_t t = 0; t < n; ++t) {
       float* const decay = w_.decay[t];
       tokens_.decay(first + t, decay);
       const bool opens_window = next_e(w_.e, decay, w_.d, first + t == 0, w_.e_of[t], w_.z_factor[t]);
       if (t == 0) opens_window_ = opens_window;
-      if (t == 0 || opens_window) w_.pieces[pieces++] = t;
+      if (t == 0 || opens_window) w_.pieces[pieces_++] = t;
       const float* const k = tokens_.k(first + t, w_.row);
       const vec factor(w_.k_factor[t] = tokens_.factor(k));
       for (std::int64_t c = 0; c < w_.d; c += kLanes) {
@@ -208,8 +231,7 @@ class DeltaRuleBackwardRunner {
       }
       w_.beta[t] = tokens_.beta(first + t);
     }
-    w_.pieces[pieces] = n;
-    return pieces;
+    w_.pieces[pieces_] = n;
   }
   // Computes u and the rows of `left` and `right`, except dw.
   void prepare_rest(std::int64_t first, std::int64_t n) {
@@ -239,24 +261,37 @@ class DeltaRuleBackwardRunner {
   void run_forward(std::int64_t first) {
     const std::int64_t n = min(kBlock, tokens_.count() - first), block = first / kBlock;
     copy(w_.e, w_.d, w_.e_before[block]);
-    const std::int64_t pieces = prepare(first, n);
+    prepare(first, n);
     for (std::int64_t t = first + kBlock; t < min(first + 2 * kBlock, tokens_.count()); ++t)
       tokens_.prefetch_inputs(t, true, false);
-    for (std::int64_t i = 0; i < pieces; ++i) {
+    if (opens_window_) open_rows(w_.z, 0, 1);
+    transpose(w_.z, w_.d, w_.dv, w_.starts.from(block * w_.dv));
+    for (std::int64_t t = 0; t < n; ++t) take_v(first, t);
+    multiply_by_ku(w_.kd, p_.has_delta ? 1 : 0);
+    if (p_.has_delta) predict(first, n);
+    open_rows(w_.z, 1, pieces_);
+    multiply<true, true>(w_.last_ku, w_.u, w_.z, w_.d, w_.dv, n);
+  }
+  // Computes the products left_ku of rows of a block with ku of the same and earlier tokens, and last_ku.
+  void multiply_by_ku(const Matrix& rows, std::int64_t per_token) const {
+    for (std::int64_t i = 0; i < pieces_; ++i) {
       const std::int64_t begin = w_.pieces[i], end = w_.pieces[i + 1];
-      if (i > 0 || opens_window_) open_rows(begin, w_.z);
-      if (i == 0) transpose(w_.z, w_.d, w_.dv, w_.starts.from(block * w_.dv));
-      for (std::int64_t t = begin; t < end; ++t) take_v(first, t);
-      if (p_.has_delta) predict(first, begin, end - begin);
-      multiply<true, true>(w_.ku.from(begin), w_.u.from(begin), w_.z, w_.d, w_.dv, end - begin);
+      if (i > 0) open_columns(begin, w_.last_ku, begin);
+      for (std::int64_t t = begin; t < end; ++t) copy(w_.ku[t], w_.d, w_.last_ku[t]);
+      if (per_token == 0) continue;
+      transpose(w_.last_ku, end, w_.d, w_.ku_t);
+      for_each_tile(begin, end, [&](std::int64_t t, std::int64_t tile_end) {
+        const std::int64_t r = t * per_token;
+        multiply<false, false>(rows.from(r), w_.ku_t, w_.left_ku.from(r), (tile_end - t) * per_token, tile_end, w_.d);
+      });
     }
   }
-  // Computes u of a piece's tokens, from v: beta times the prediction error.
-  void predict(std::int64_t first, std::int64_t begin, std::int64_t n) {
-    const Matrix kd = w_.kd.from(begin), u = w_.u.from(begin), missed = w_.missed.from(first + begin);
-    multiply<false, false>(kd, w_.z, missed, n, w_.dv, w_.d);
-    transpose(w_.ku.from(begin), n, w_.d, w_.ku_t);
-    multiply<false, false>(kd, w_.ku_t, w_.left_ku, n, n, w_.d);
+  // Computes u of a block's tokens, from v: beta times the prediction error.
+  void predict(std::int64_t first, std::int64_t n) const {
+    const Matrix u = w_.u, missed = w_.missed.from(first);
+    for (std::int64_t i = pieces_ - 1; i > 0; --i)
+      open_columns(w_.pieces[i], w_.kd.from(w_.pieces[i]), n - w_.pieces[i]);
+    multiply<false, false>(w_.kd, w_.z, missed, n, w_.dv, w_.d);
     with_columns(w_.dv, [&](auto vectors, std::int64_t column) {
       constexpr int kV = decltype(vectors)::value;
       for (std::int64_t i = 0; i < n; ++i) {
@@ -268,7 +303,7 @@ class DeltaRuleBackwardRunner {
         for (int v = 0; v < kV; ++v) {
           const std::int64_t at = column + v * kLanes;
           const vec rest = load(u[i] + at) - sum[v];
-          store(missed[i] + at, rest), store(u[i] + at, rest * vec(w_.beta[begin + i]));
+          store(missed[i] + at, rest), store(u[i] + at, rest * vec(w_.beta[i]));
         }
       }
     });
@@ -279,41 +314,39 @@ class DeltaRuleBackwardRunner {
     for (int v = 0; v < kV; ++v) sum[v] = fma(vec(factor), load(row + v * kLanes), sum[v]);
   }
 
-  // Computes the gradients of u, `left` and ku of a piece's tokens, and Y before them. `z_t` is Z^T at its beginning.
-  void add_piece(std::int64_t first, std::int64_t begin, std::int64_t n, const Matrix& z_t) {
+  // Computes the gradient of `left`, without what a token reads of its own write.
+  void differentiate_left(std::int64_t n, const Matrix& z_t) const {
     const std::int64_t per_token = w_.per_token;
-    const Matrix ku = w_.ku.from(begin), u = w_.u.from(begin), dku = w_.dku.from(begin),
-                 left = w_.left.from(begin * per_token), right = w_.right.from(begin * per_token),
-                 dleft = w_.dleft.from(begin * per_token);
-    transpose(ku, n, w_.d, w_.ku_t);
-    transpose(u, n, w_.dv, w_.u_t);
-    // Calls f(t, end, r) for tiles of the triangles' rows: tokens [t, end), whose first row of `left` is r.
-    const auto for_each_tile = [&](auto f) {
-      for (std::int64_t t = 0; t < n; t += kTokensOfTile) f(t, min(t + kTokensOfTile, n), t * per_token);
-    };
-    for_each_tile([&](std::int64_t t, std::int64_t end, std::int64_t r) {
-      multiply<false, false>(left.from(r), w_.ku_t, w_.left_ku.from(r), (end - t) * per_token, end, w_.d);
-    });
-    multiply<false, false>(ku, w_.y, w_.du.from(begin), n, w_.dv, w_.d);
-    solve(first, begin, n);
-
-    multiply<false, false>(right, z_t, dleft, n * per_token, w_.d, w_.dv);
-    for_each_tile([&](std::int64_t t, std::int64_t end, std::int64_t r) {
-      const Matrix right_u = w_.right_u.from(r);
-      multiply<false, false>(right.from(r), w_.u_t, right_u, (end - t) * per_token, end, w_.dv);
-      // A query reads what its own token writes, a prediction does not.
-      for (std::int64_t i = 0; i < (end - t) * per_token; ++i)
-        for (std::int64_t j = t + i / per_token + (i % per_token < p_.reads); j < end; ++j) right_u[i][j] = 0;
-      multiply<false, true>(right_u, ku, dleft.from(r), (end - t) * per_token, w_.d, end);
-    });
-    multiply<false, false>(u, w_.y_t, dku, n, w_.d, w_.dv);
-    for_each_tile([&](std::int64_t t, std::int64_t end, std::int64_t r) {
-      multiply<true, true>({w_.right_u[r] + t, w_.right_u.stride}, left.from(r), dku.from(t), end - t, w_.d,
-                           n * per_token - r);
-    });
-    multiply<true, true>(left, right, w_.y, w_.d, w_.dv, n * per_token);
+    transpose(w_.u, n, w_.dv, w_.u_t);
+    multiply<false, false>(w_.right, z_t, w_.dleft, n * per_token, w_.d, w_.dv);
+    for (std::int64_t i = 0; i < pieces_; ++i)
+      for_each_tile(w_.pieces[i], w_.pieces[i + 1], [&](std::int64_t t, std::int64_t tile_end) {
+        const std::int64_t r = t * per_token, rows = (tile_end - t) * per_token;
+        const Matrix right_u = w_.right_u.from(r);
+        multiply<false, false>(w_.right.from(r), w_.u_t, right_u, rows, tile_end, w_.dv);
+        for (std::int64_t row = 0; row < rows; ++row) {
+          const std::int64_t token = t + row / per_token, read = row % per_token;
+          if (read < p_.reads) w_.own_read[token * p_.reads + read] = right_u[row][token];
+          for (std::int64_t j = token; j < tile_end; ++j) right_u[row][j] = 0;
+        }
+      });
+    for (std::int64_t i = 0; i < pieces_; ++i) {
+      const std::int64_t begin = w_.pieces[i], end = w_.pieces[i + 1];
+      const auto add = [&](std::int64_t t, std::int64_t to, std::int64_t tokens) {
+        const std::int64_t r = t * per_token;
+        multiply<false, true>({w_.right_u[r] + begin, w_.right_u.stride}, w_.ku.from(begin), w_.dleft.from(r),
+                              (to - t) * per_token, w_.d, tokens);
+      };
+      if (i > 0) open_columns(begin, w_.dleft.from(begin * per_token), (n - begin) * per_token);
+      for_each_tile(begin, end, [&](std::int64_t t, std::int64_t tile_end) { add(t, tile_end, tile_end - begin); });
+      add(end, n, end - begin);
+    }
+  }
+  // Computes Y before a block, and the gradient of its first token's log decay.
+  void take_y_before(std::int64_t n, const Matrix& z_t) const {
+    open_rows(w_.y, 1, pieces_);
+    multiply<true, true>(w_.left, w_.right, w_.y, w_.d, w_.dv, n * w_.per_token);
     transpose(w_.y, w_.d, w_.dv, w_.y_t);
-    // rowsum(Y Z), for finish() of the piece's first token.
     with_columns(w_.d, [&](auto vectors, std::int64_t column) {
       constexpr int kV = decltype(vectors)::value;
       vec sum[kV];
@@ -328,10 +361,10 @@ class DeltaRuleBackwardRunner {
     });
   }
   // Solves for du from the last token to the first, stores dw in `right`, and sums dbeta.
-  void solve(std::int64_t first, std::int64_t begin, std::int64_t n) {
+  void solve(std::int64_t first, std::int64_t n) const {
     const std::int64_t per_token = w_.per_token;
-    const Matrix du = w_.du.from(begin), right = w_.right.from(begin * per_token);
-    vec* const dbeta = w_.dbeta + begin;
+    const Matrix du = w_.du, right = w_.right;
+    vec* const dbeta = w_.dbeta;
     for (std::int64_t i = 0; i < n; ++i) dbeta[i] = vec(0.f);
     with_columns(w_.dv, [&](auto vectors, std::int64_t column) {
       constexpr int kV = decltype(vectors)::value;
@@ -349,30 +382,33 @@ class DeltaRuleBackwardRunner {
           const std::int64_t at = column + v * kLanes;
           store(du[i] + at, sum[v]);
           if (!p_.has_delta) continue;
-          store(right[i * per_token + p_.reads] + at, sum[v] * vec(w_.beta[begin + i]));
-          dbeta[i] = fma(sum[v], load(w_.missed[first + begin + i] + at), dbeta[i]);
+          store(right[i * per_token + p_.reads] + at, sum[v] * vec(w_.beta[i]));
+          dbeta[i] = fma(sum[v], load(w_.missed[first + i] + at), dbeta[i]);
         }
       }
     });
   }
 
-  // Stores the gradients of a token; `begins`: it is the first of its piece.
-  void finish(std::int64_t first, std::int64_t t, bool begins) {
+  // Stores the gradients of a token.
+  void finish(std::int64_t first, std::int64_t t) {
     const std::int64_t token = first + t;
-    const float *const e = w_.e_of[t], *const ku = w_.ku[t], *const dku = w_.dku[t];
+    const float *const e = w_.e_of[t], *const ku = w_.ku[t], *const own_read = w_.own_read + t * p_.reads;
     const Matrix left = w_.left.from(t * w_.per_token), dleft = w_.dleft.from(t * w_.per_token);
     for (std::int64_t c = 0; c < w_.d; c += kLanes) {
-      vec dlog = vec(0.f) - load(ku + c) * load(dku + c), dk = load(dku + c) / load(e + c);
+      vec dku = load(w_.dku[t] + c), dlog = vec(0.f) - load(ku + c) * dku;
       for (std::int64_t r = 0; r < w_.per_token; ++r) dlog = fma(load(left[r] + c), load(dleft[r] + c), dlog);
+      for (std::int64_t r = 0; r < p_.reads; ++r) dku = fma(vec(own_read[r]), load(left[r] + c), dku);
+      vec dk = dku / load(e + c);
       if (p_.has_delta) dk = dk - load(dleft[p_.reads] + c) * load(e + c);
       store(w_.gradient + c, dk);
-      store(w_.carry + c, begins ? load(w_.anchor + c) : load(w_.carry + c) + dlog);
+      const vec sum = t == 0 ? load(w_.anchor + c) : load(w_.carry + c) + dlog;
+      store(w_.carry + c, xsimd::select(load(w_.decay[t] + c) == vec(0.f), vec(0.f), sum));
     }
     if (p_.l2norm) tokens_.row_gradient(tokens_.k(token, w_.row), w_.k_factor[t], w_.gradient);
     give(grad_k_, item_.k_sums, p_.k_group, token, k_head_, 0, p_.d);
     for (std::int64_t r = 0; r < p_.reads; ++r) {
       for (std::int64_t c = 0; c < w_.d; c += kLanes)
-        store(w_.gradient + c, load(dleft[r] + c) * (load(e + c) * vec(p_.scale)));
+        store(w_.gradient + c, fma(vec(own_read[r]), load(ku + c), load(dleft[r] + c)) * (load(e + c) * vec(p_.scale)));
       if (p_.l2norm) tokens_.row_gradient(tokens_.q(token, r, w_.row), w_.q_factor[t * p_.reads + r], w_.gradient);
       give(grad_q_, item_.q_sums, p_.q_group, token, q_head_, r, p_.d);
     }
@@ -413,6 +449,7 @@ class DeltaRuleBackwardRunner {
   const DeltaRuleBackwardScratch w_;
   const std::int64_t q_head_, k_head_, v_head_;  // the first heads that this state head reads
   const HeadRows grad_q_, grad_k_, grad_v_, grad_g_, grad_beta_;
+  std::int64_t pieces_ = 0;    // of the block
   bool opens_window_ = false;  // whether the block's first token begins a window
 };
 

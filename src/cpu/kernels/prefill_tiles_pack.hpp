@@ -65,7 +65,7 @@ inline bool are_split_together(const AttentionParams& p) {
 
 // Calls f(T()) for the types that keys may have here. One component takes quantised ones too.
 template <int kComponents, class F>
-auto with_type_of_keys(DType dtype, F f) {
+auto with_type_of_keys(DType dtype, const F& f) {
   if constexpr (kComponents == 1) return with_cache_type(dtype, f);
   else return with_float_type(dtype, f);
 }

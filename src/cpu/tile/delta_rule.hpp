@@ -282,7 +282,7 @@ class DeltaTokens {
 
 // Calls f(T()) for the type of a state.
 template <class F>
-auto with_state_type(DType type, F f) {
+auto with_state_type(DType type, const F& f) {
   return type == DType::bf16 ? f(bf16()) : f(float());
 }
 template <class T>

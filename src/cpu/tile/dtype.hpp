@@ -7,15 +7,16 @@
 namespace rapt::cpu::RAPT_ISA {
 
 // Calls f(T()) for f32, bf16 or f16: the types of out, of q (other than f8e4m3), and of caches that are not quantised.
+// f is not copied: loading what was just stored in other sizes waits for all earlier stores, results to memory included.
 template <class F>
-auto with_float_type(DType dtype, F f) {
+auto with_float_type(DType dtype, const F& f) {
   if (dtype == DType::bf16) return f(bf16());
   if (dtype == DType::f16) return f(f16());
   return f(float());
 }
 // Likewise, for every type that k and v can have.
 template <class F>
-auto with_cache_type(DType dtype, F f) {
+auto with_cache_type(DType dtype, const F& f) {
   switch (dtype) {
     case DType::i8:
       return f(std::int8_t());
