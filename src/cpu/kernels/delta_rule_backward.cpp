@@ -136,12 +136,6 @@ class DeltaRuleBackwardRunner {
     copy(w_.e_before[block], w_.d, w_.e);
     prepare(first, n);
     prepare_rest(first, n);
-    for (std::int64_t t = first; t < first + n; ++t) {
-      if (block > 0) tokens_.prefetch_inputs(t - kBlock, !p_.has_delta, true);
-      tokens_.prefetch<1>(grad_k_, t, 0, p_.d), tokens_.prefetch<1>(grad_v_, t, 0, p_.dv);
-      if (p_.decay == Decay::channel) tokens_.prefetch<1>(grad_g_, t, 0, p_.d);
-      for (std::int64_t r = 0; r < p_.reads; ++r) tokens_.prefetch<1>(grad_q_, t, r, p_.d);
-    }
     const Matrix z_t = w_.starts.from(block * w_.dv);
     multiply_by_ku(w_.left, w_.per_token);
     multiply<false, false>(w_.last_ku, w_.y, w_.du, n, w_.dv, w_.d);
@@ -360,6 +354,13 @@ class DeltaRuleBackwardRunner {
       for (int v = 0; v < kV; ++v) store(w_.anchor + column + v * kLanes, sum[v]);
     });
   }
+  // Prefetches where the gradients of a token of this block go, and the inputs of one of the block before.
+  [[gnu::always_inline]] void prefetch_for(std::int64_t token) const {
+    if (token >= kBlock) tokens_.prefetch_inputs(token - kBlock, !p_.has_delta, true);
+    tokens_.prefetch<1>(grad_k_, token, 0, p_.d), tokens_.prefetch<1>(grad_v_, token, 0, p_.dv);
+    if (p_.decay == Decay::channel) tokens_.prefetch<1>(grad_g_, token, 0, p_.d);
+    for (std::int64_t r = 0; r < p_.reads; ++r) tokens_.prefetch<1>(grad_q_, token, r, p_.d);
+  }
   // Solves for du from the last token to the first, stores dw in `right`, and sums dbeta.
   void solve(std::int64_t first, std::int64_t n) const {
     const std::int64_t per_token = w_.per_token;
@@ -369,6 +370,7 @@ class DeltaRuleBackwardRunner {
     with_columns(w_.dv, [&](auto vectors, std::int64_t column) {
       constexpr int kV = decltype(vectors)::value;
       for (std::int64_t i = n - 1; i >= 0; --i) {
+        if (column == 0) prefetch_for(first + i);
         vec sum[kV];
 #pragma GCC unroll 16
         for (int v = 0; v < kV; ++v) sum[v] = load(du[i] + column + v * kLanes);
