@@ -109,10 +109,12 @@ struct OutputTile {
 // Runs a tile over any number of rows (keys or columns): tiles of kR rows, then of the next lower powers of two. No
 // pointer is __restrict: the compiler would hoist loads across rows and spill.
 template <int kV, class Tile, int kR = rows_of_tile(kV)>
-[[gnu::noinline]] void tiles(Tile tile, std::int64_t rows) {
+[[gnu::noinline]] void tiles(const Tile& first, std::int64_t rows) {
+  Tile tile = first;
   for (; rows >= kR; rows -= kR, tile.advance(kR)) tile.template run<kR, kV>();
   if constexpr (kR > 1) {
-    if (rows > 0) tiles<kV, Tile, static_cast<int>(std::bit_floor(kR - 1U))>(tile, rows);
+    const Tile rest = tile;
+    if (rows > 0) tiles<kV, Tile, static_cast<int>(std::bit_floor(kR - 1U))>(rest, rows);
   }
 }
 
