@@ -80,10 +80,9 @@ RAPT_HOST_DEVICE Coding coding_of(DType dtype, const Extent& extent, bool with_z
 // `factor` is 1 / scale.
 template <class F8>
 RAPT_HOST_DEVICE std::uint8_t float_code(float x, double factor) {
-  constexpr auto kLargest = static_cast<double>(F8::kLargest);
-  const double y = static_cast<double>(x) * factor, above = y > -kLargest ? y : -kLargest;
-  const double inside = above < kLargest ? above : kLargest;
-  return F8::nearest(abs_of(x) < kInfinity ? static_cast<float>(inside) : x);
+  const auto y = static_cast<float>(static_cast<double>(x) * factor);
+  const float above = y > -F8::kLargest ? y : -F8::kLargest, inside = above < F8::kLargest ? above : F8::kLargest;
+  return F8::nearest(abs_of(x) < kInfinity ? inside : x);
 }
 // If the scale is NaN, any code will do.
 RAPT_HOST_DEVICE std::uint8_t integer_code(float x, double factor, double zero, double half) {

@@ -9,12 +9,12 @@ namespace rapt::cpu::RAPT_ISA {
 namespace {
 
 Extent extent_of(const float* x, std::int64_t n) {
-  vec low(kInfinity), high(-kInfinity), finite(0.f);
+  vec low(kInfinity), high(-kInfinity), others(0.f);  // others: how many are not finite
   const auto see = [&](vec y) __attribute__((always_inline)) {
     const auto is_finite = xsimd::abs(y) < vec(kInfinity);
     low = xsimd::min(low, xsimd::select(is_finite, y, vec(kInfinity)));
     high = xsimd::max(high, xsimd::select(is_finite, y, vec(-kInfinity)));
-    finite = finite + xsimd::select(is_finite, vec(0.f), vec(1.f));
+    others = others + xsimd::select(is_finite, vec(0.f), vec(1.f));
   };
   std::int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes) see(load_any(x + i));
@@ -23,15 +23,11 @@ Extent extent_of(const float* x, std::int64_t n) {
     for (int lane = 0; lane < kLanes; ++lane) rest[lane] = i + lane < n ? x[i + lane] : x[i];
     see(load(rest));
   }
-  alignas(64) float lows[kLanes], highs[kLanes], others[kLanes];
-  store(lows, low), store(highs, high), store(others, finite);
-  Extent all{lows[0], highs[0], others[0] == 0};
-  for (int lane = 1; lane < kLanes; ++lane) {
-    all.low = lows[lane] < all.low ? lows[lane] : all.low;
-    all.high = highs[lane] > all.high ? highs[lane] : all.high;
-    all.finite = all.finite && others[lane] == 0;
-  }
-  return all;
+  low = over_period(low, 1, [](vec a, vec b) { return xsimd::min(a, b); });
+  high = over_period(high, 1, [](vec a, vec b) { return xsimd::max(a, b); });
+  alignas(64) float lows[kLanes], highs[kLanes];
+  store(lows, low), store(highs, high);
+  return {lows[0], highs[0], !xsimd::any(others > vec(0.f))};
 }
 
 void encode(DType dtype, const float* x, std::int64_t n, Coding coding, std::uint8_t* codes) {
