@@ -7,7 +7,7 @@
 namespace rapt::cpu::RAPT_ISA {
 
 // Calls f(T()) for f32, bf16 or f16: the types of out, of q (other than f8e4m3), and of caches that are not quantised.
-// f is not copied: loading what was just stored in other sizes waits for all earlier stores, results to memory included.
+// f is not copied: a load of what was just stored in other sizes waits for all earlier stores.
 template <class F>
 auto with_float_type(DType dtype, const F& f) {
   if (dtype == DType::bf16) return f(bf16());
