@@ -11,12 +11,17 @@
 //
 // The rows [qd; -kd] and [dout; dw] are always used together: `left` and `right` here, in the order of their tokens.
 // The gradient of a log decay is the gradient of log e at its token and all later ones, summed from the end, without
-// what a token reads of its own write, which no decay reaches. At a block's first token it is computed as rowsum(Y Z)
-// instead, so that the sum's errors end with the block; a decay to 0 gets 0.
+// what a token reads of its own write, which no decay reaches. At a part's first token it is computed as rowsum(Y Z)
+// instead, so that the sum's errors end with the part; a decay to 0 gets 0.
 //
 // A piece is the intersection of a block of tokens and a window. Its kd, ku and qd, and their gradients, are relative
 // to its window; those of another window differ by the factors of the windows that begin between. So blocks of several
 // pieces read and update Z and Y once: rows take the factors, where they meet rows of another piece or a state.
+//
+// Decays above 1 magnify the rounding errors of what tokens erase, until Z and Y are updated. So a block is computed in
+// parts, each of which updates them, and in which no channel rises by more than kMaxGrowth: one part unless states
+// grow.
+//
 // begin() runs the forward, keeps Z^T at the beginning of each block, and each token's prediction error.
 #include "cpu/kernels/delta_rule_backward_table.hpp"
 #include "cpu/tile/bump_allocator.hpp"
@@ -28,16 +33,19 @@ namespace {
 
 constexpr std::int64_t kBlock = kDeltaBackwardTokens;
 constexpr std::int64_t kTokensOfTile = 8;  // of a triangle; products past its last token are skipped
+constexpr float kMaxGrowth = kWindowMax / kWindowStart;
 
 struct DeltaRuleBackwardScratch {
   std::int64_t d, dv, per_token;  // d and dv padded to whole vectors; rows of `left` and `right` per token
   // Of all tokens: v minus the prediction, [tokens][dv], if the rule predicts. Of all blocks: Z^T, [dv][d], at the
   // block's start, and e of the token before it, [d].
   Matrix missed, starts, e_before;
-  Matrix z, y, y_t;  // [d][dv]; y_t [dv][d]
+  Matrix z, y, y_t;       // [d][dv]; y_t [dv][d]
+  Matrix part_z, part_e;  // of a block's parts: Z^T, [kBlock - 1][dv][d], but of the first; e before them, [kBlock][d]
   float *e, *carry,
-      *anchor;  // [d]: e of the last token; gradient of log decays, as a sum from the end and as rowsum(Y Z)
-  // Of a block's tokens; z_factor: of next_e(), where a token begins a window; last_ku: ku of the last piece's window.
+      *anchor,  // [d]: e of the last token; gradient of log decays, as a sum from the end and as rowsum(Y Z)
+      *rise;    // [d]: of grows()
+  // Of a part's tokens; z_factor: of next_e(), where a token begins a window; last_ku: ku of the last piece's window.
   Matrix kd, ku, last_ku, e_of, decay, z_factor, dku;  // [kBlock][d]
   Matrix u, du;                                        // [kBlock][dv]
   Matrix left, right, dleft;                           // [kBlock][per_token][d], dv, d
@@ -49,6 +57,7 @@ struct DeltaRuleBackwardScratch {
   double* factor;                                      // [d]: of open_rows()
   vec* dbeta;                                          // [kBlock], as vectors of partial sums
   std::int64_t* pieces;                                // [kBlock + 1]: first token of each piece, then n
+  std::int64_t* parts;                                 // [kBlock + 1]: first token of each part, then the block's end
 
   DeltaRuleBackwardScratch(BumpAllocator& allocator, const DeltaRuleBackwardShape& shape, bool predicts)
       : d(round_up(shape.d, kLanes)), dv(round_up(shape.dv, kLanes)), per_token(shape.reads + predicts) {
@@ -65,16 +74,17 @@ struct DeltaRuleBackwardScratch {
     right = take(kBlock * per_token, dv);
     ku_t = take(d, kBlock), u_t = take(dv, kBlock);
     for (Matrix* rows : {&left_ku, &right_u}) *rows = take(kBlock * per_token, kBlock);
-    for (float** one : {&e, &carry, &anchor, &bias}) *one = allocator.take<float>(d);
+    for (float** one : {&e, &carry, &anchor, &rise, &bias}) *one = allocator.take<float>(d);
     for (float** one : {&row, &gradient}) *one = allocator.take<float>(longer);
     for (float** one : {&beta, &k_factor}) *one = allocator.take<float>(kBlock);
     for (float** one : {&q_factor, &own_read}) *one = allocator.take<float>(kBlock * shape.reads);
     dbeta = allocator.take<vec>(kBlock);
     factor = allocator.take<double>(d);
-    pieces = allocator.take<std::int64_t>(kBlock + 1);
+    for (std::int64_t** one : {&pieces, &parts}) *one = allocator.take<std::int64_t>(kBlock + 1);
     e_before = take(blocks, d);
     missed = take(predicts ? shape.tokens : 0, dv);
     starts = take(blocks * dv, d);
+    part_z = take((kBlock - 1) * dv, d), part_e = take(kBlock, d);
   }
 };
 
@@ -132,17 +142,54 @@ class DeltaRuleBackwardRunner {
   }
 
   void add_block(std::int64_t block) {
-    const std::int64_t first = block * kBlock, n = min(kBlock, tokens_.count() - first);
+    const std::int64_t first = block * kBlock, end = min(first + kBlock, tokens_.count());
+    const auto z_of = [&](std::int64_t part) {
+      return part > 0 ? w_.part_z.from((part - 1) * w_.dv) : w_.starts.from(block * w_.dv);
+    };
+    // Finds the parts, and computes Z again where there are several, in the forward's order of operations: other
+    // rounding errors would grow.
+    std::int64_t last = -1;
     copy(w_.e_before[block], w_.d, w_.e);
-    prepare(first, n);
+    for (std::int64_t t = first, n = 0; t < end; t += n) {
+      w_.parts[++last] = t;
+      copy(w_.e, w_.d, w_.part_e[last]);
+      n = prepare(t, end - t);
+      if (last > 0 && opens_window_) open_rows(w_.z, 0, 1);
+      if (last > 0) transpose(w_.z, w_.d, w_.dv, z_of(last));
+      if (t + n == end) continue;
+      if (last == 0) transpose(z_of(0), w_.dv, w_.d, w_.z);
+      prepare_rest(t, n);
+      multiply_by_ku(w_.left, 0);
+      write(n);
+    }
+    w_.parts[last + 1] = end;
+    fill(w_.bias, w_.d, 0);
+    for (std::int64_t part = last; part >= 0; --part) {
+      const std::int64_t begin = w_.parts[part], n = w_.parts[part + 1] - begin;
+      if (part < last) copy(w_.part_e[part], w_.d, w_.e), prepare(begin, n);
+      add_part(begin, n, z_of(part));
+    }
+    if (p_.grad_dt_bias)
+      for (std::int64_t c = 0; c < p_.d; ++c) item_.head_sums[2 + c] += static_cast<double>(w_.bias[c]);
+  }
+
+  void end() const {
+    const StateRows& s = p_.grad_initial;
+    if (!s) return;
+    for_each_column([&](std::int64_t i, std::int64_t c, std::int64_t n) {
+      store_state(s, s.at(item_.b, item_.h), i, c, n, load(w_.y[i] + c));
+    });
+  }
+
+ private:
+  // Goes back over the tokens of a part. `z_t` is Z^T at its beginning.
+  void add_part(std::int64_t first, std::int64_t n, const Matrix& z_t) {
     prepare_rest(first, n);
-    const Matrix z_t = w_.starts.from(block * w_.dv);
     multiply_by_ku(w_.left, w_.per_token);
     multiply<false, false>(w_.last_ku, w_.y, w_.du, n, w_.dv, w_.d);
     solve(first, n);
     differentiate_left(n, z_t);
     multiply<false, false>(w_.u, w_.y_t, w_.dku, n, w_.d, w_.dv);
-    fill(w_.bias, w_.d, 0);
     for (std::int64_t i = pieces_ - 1; i >= 0; --i) {
       const std::int64_t begin = w_.pieces[i], end = w_.pieces[i + 1], per_token = w_.per_token;
       for_each_tile(begin, end, [&](std::int64_t t, std::int64_t tile_end) {
@@ -157,19 +204,7 @@ class DeltaRuleBackwardRunner {
       open_columns(begin, w_.dku, begin);
     }
     if (opens_window_) open_rows(w_.y, 0, 1), open_columns(0, w_.y_t, w_.dv);
-    if (p_.grad_dt_bias)
-      for (std::int64_t c = 0; c < p_.d; ++c) item_.head_sums[2 + c] += static_cast<double>(w_.bias[c]);
   }
-
-  void end() const {
-    const StateRows& s = p_.grad_initial;
-    if (!s) return;
-    for_each_column([&](std::int64_t i, std::int64_t c, std::int64_t n) {
-      store_state(s, s.at(item_.b, item_.h), i, c, n, load(w_.y[i] + c));
-    });
-  }
-
- private:
   // Calls f(row of the state, column, columns that exist) for whole vectors of columns.
   template <class F>
   void for_each_column(F f) const {
@@ -190,8 +225,7 @@ class DeltaRuleBackwardRunner {
     for (std::int64_t i = 0; i < w_.d; ++i) {
       constexpr double kSmall = 0x1p-126, kLarge = 0x1p127;
       const double factor = w_.factor[i], part = factor < kSmall ? kSmall : factor > kLarge ? kLarge : factor;
-      const double rest = factor / part;
-      const vec first(static_cast<float>(part)), second(static_cast<float>(rest > kLarge ? kLarge : rest));
+      const vec first(static_cast<float>(part)), second(static_cast<float>(factor / part));
       for (std::int64_t c = 0; c < w_.dv; c += kLanes) store(state[i] + c, load(state[i] + c) * first * second);
     }
   }
@@ -207,12 +241,16 @@ class DeltaRuleBackwardRunner {
     for (std::int64_t t = begin; t < end; t += kTokensOfTile) f(t, min(t + kTokensOfTile, end));
   }
 
-  // Finds the pieces of a block of tokens, and computes kd, ku and beta.
-  void prepare(std::int64_t first, std::int64_t n) {
+  // Finds the pieces of a part, and computes kd, ku and beta. Returns how many of the next n tokens are in the part.
+  std::int64_t prepare(std::int64_t first, std::int64_t n) {
     pieces_ = 0;
     for (std::int64_t t = 0; t < n; ++t) {
       float* const decay = w_.decay[t];
       tokens_.decay(first + t, decay);
+      if (grows(decay, t == 0)) {
+        n = t;
+        break;
+      }
       const bool opens_window = next_e(w_.e, decay, w_.d, first + t == 0, w_.e_of[t], w_.z_factor[t]);
       if (t == 0) opens_window_ = opens_window;
       if (t == 0 || opens_window) w_.pieces[pieces_++] = t;
@@ -226,6 +264,17 @@ class DeltaRuleBackwardRunner {
       w_.beta[t] = tokens_.beta(first + t);
     }
     w_.pieces[pieces_] = n;
+    return n;
+  }
+  // Updates how far each channel has risen since it was lowest in the part. Returns whether that is too much for one.
+  bool grows(const float* decay, bool begins_part) const {
+    vec largest(1.f);
+    for (std::int64_t c = 0; c < w_.d; c += kLanes) {
+      const vec rise = begins_part ? vec(1.f) : xsimd::max(load(w_.rise + c) * load(decay + c), vec(1.f));
+      store(w_.rise + c, rise);
+      largest = xsimd::max(largest, rise);
+    }
+    return xsimd::any(largest > vec(kMaxGrowth));
   }
   // Computes u and the rows of `left` and `right`, except dw.
   void prepare_rest(std::int64_t first, std::int64_t n) {
@@ -253,20 +302,26 @@ class DeltaRuleBackwardRunner {
   }
 
   void run_forward(std::int64_t first) {
-    const std::int64_t n = min(kBlock, tokens_.count() - first), block = first / kBlock;
+    const std::int64_t end = min(first + kBlock, tokens_.count()), block = first / kBlock;
     copy(w_.e, w_.d, w_.e_before[block]);
-    prepare(first, n);
     for (std::int64_t t = first + kBlock; t < min(first + 2 * kBlock, tokens_.count()); ++t)
       tokens_.prefetch_inputs(t, true, false);
-    if (opens_window_) open_rows(w_.z, 0, 1);
-    transpose(w_.z, w_.d, w_.dv, w_.starts.from(block * w_.dv));
-    for (std::int64_t t = 0; t < n; ++t) take_v(first, t);
-    multiply_by_ku(w_.kd, p_.has_delta ? 1 : 0);
-    if (p_.has_delta) predict(first, n);
+    for (std::int64_t part = first, n = 0; part < end; part += n) {
+      n = prepare(part, end - part);
+      if (opens_window_) open_rows(w_.z, 0, 1);
+      if (part == first) transpose(w_.z, w_.d, w_.dv, w_.starts.from(block * w_.dv));
+      for (std::int64_t t = 0; t < n; ++t) take_v(part, t);
+      multiply_by_ku(w_.kd, p_.has_delta ? 1 : 0);
+      if (p_.has_delta) predict(part, n);
+      write(n);
+    }
+  }
+  // Moves Z from the beginning of a part to its end.
+  void write(std::int64_t n) const {
     open_rows(w_.z, 1, pieces_);
     multiply<true, true>(w_.last_ku, w_.u, w_.z, w_.d, w_.dv, n);
   }
-  // Computes the products left_ku of rows of a block with ku of the same and earlier tokens, and last_ku.
+  // Computes the products left_ku of rows of a part with ku of the same and earlier tokens, and last_ku.
   void multiply_by_ku(const Matrix& rows, std::int64_t per_token) const {
     for (std::int64_t i = 0; i < pieces_; ++i) {
       const std::int64_t begin = w_.pieces[i], end = w_.pieces[i + 1];
@@ -280,7 +335,7 @@ class DeltaRuleBackwardRunner {
       });
     }
   }
-  // Computes u of a block's tokens, from v: beta times the prediction error.
+  // Computes u of a part's tokens, from v: beta times the prediction error.
   void predict(std::int64_t first, std::int64_t n) const {
     const Matrix u = w_.u, missed = w_.missed.from(first);
     for (std::int64_t i = pieces_ - 1; i > 0; --i)
@@ -336,7 +391,7 @@ class DeltaRuleBackwardRunner {
       add(end, n, end - begin);
     }
   }
-  // Computes Y before a block, and the gradient of its first token's log decay.
+  // Computes Y before a part, and the gradient of its first token's log decay.
   void take_y_before(std::int64_t n, const Matrix& z_t) const {
     open_rows(w_.y, 1, pieces_);
     multiply<true, true>(w_.left, w_.right, w_.y, w_.d, w_.dv, n * w_.per_token);
@@ -451,8 +506,8 @@ class DeltaRuleBackwardRunner {
   const DeltaRuleBackwardScratch w_;
   const std::int64_t q_head_, k_head_, v_head_;  // the first heads that this state head reads
   const HeadRows grad_q_, grad_k_, grad_v_, grad_g_, grad_beta_;
-  std::int64_t pieces_ = 0;    // of the block
-  bool opens_window_ = false;  // whether the block's first token begins a window
+  std::int64_t pieces_ = 0;    // of the part
+  bool opens_window_ = false;  // whether the part's first token begins a window
 };
 
 void begin(const DeltaRuleBackwardParams& p, const DeltaRuleBackwardItem& item, std::byte* scratch) noexcept {

@@ -405,6 +405,36 @@ TEST_CASE("delta_rule_backward: decays of 0 and 1, and growth", "[kernel]") {
   }
 }
 
+TEST_CASE("delta_rule_backward: growth of what tokens erase, and of nothing", "[kernel]") {
+  const auto fill_with = [](Tensor& tensor, float x) {
+    for (int64_t i = 0; i < tensor.size(); ++i) tensor.flat(i) = x;
+  };
+  for (const char* words : {"t=60 d=20 dv=24 decay=channel beta state", "t=60 d=20 dv=24 decay=head beta state"})
+    for (const std::string& entry : every_entry(problem_of(words))) {
+      // Each token erases what those before it wrote, as all have the same key.
+      for (const float g : {0.5f, 1.f, 2.f, -2.f}) {  // -2: up by 2 after down by 20
+        INFO(entry << ": " << words << ", g " << g);
+        C c = whole(problem_of(words), 8, Decays::weak);
+        c.inputs.beta_sigmoid = c.inputs.beta_double = false;
+        fill_with(c.inputs.q, std::sqrt(1 / 20.f)), fill_with(c.inputs.k, std::sqrt(1 / 20.f));
+        fill_with(c.inputs.g, std::abs(g)), fill_with(c.inputs.beta, 1);
+        const int64_t channels = c.inputs.g.size() / c.problem.t;
+        for (int64_t i = 0; g < 0 && i < c.inputs.g.size(); ++i)
+          if (i / channels % 11 == 10) c.inputs.g.flat(i) = 10 * g;
+        fill_with(c.inputs.initial, 0), fill_with(c.dfinal_state, 0);
+        c.dg = {}, c.dinitial_state = {};  // are about 0
+        c.run(forced(entry));
+        CHECK(c.verdict().errors.rel_frobenius < 2e-5);
+      }
+      C c = whole(problem_of(words), 8, Decays::weak);
+      fill_with(c.inputs.g, 80);
+      for (Tensor* tensor : {&c.inputs.v, &c.inputs.initial, &c.dout, &c.dfinal_state}) fill_with(*tensor, 0);
+      bits_on(c, forced(entry));
+      for (const Tensor* gradient : c.outputs())
+        for (const float x : gradient->values()) REQUIRE(x == 0);
+    }
+}
+
 TEST_CASE("delta_rule_backward: the decay of a reset has a gradient of 0", "[kernel]") {
   for (const char* words : {"hq=2 t=60 d=20 dv=24 decay=channel beta state", "hq=2 t=60 d=20 decay=head beta state"})
     for (const std::string& entry : every_entry(problem_of(words))) {

@@ -108,9 +108,8 @@ class Oracle {
       }
     }
     const double length = static_cast<double>(tokens.length), d = static_cast<double>(in_.d);
-    const auto grows = [](const DeltaRuleToken& token) { return std::ranges::max(token.decay) > 1; };
-    const double roundings = 1 + (in_.args.l2norm_qk ? 2 : 0) + (in_.args.gate ? 4 : 0) +
-                             (in_.args.beta_sigmoid ? 1 : 0) + (std::ranges::any_of(all, grows) ? 4 : 0);
+    const double roundings =
+        1 + (in_.args.l2norm_qk ? 2 : 0) + (in_.args.gate ? 4 : 0) + (in_.args.beta_sigmoid ? 1 : 0);
     const double dots = (d + static_cast<double>(in_.dv)) / 12;
     double sigma = std::sqrt(dots + roundings * length);
     if (in_.args.g && in_.args.g.ndim == 1) sigma += 1.5 * length / 8 + (in_.args.gate ? 4 : 0);

@@ -27,8 +27,7 @@ namespace rapt::testing {
 ///     sigma = u sqrt(N) M,      N = (d + dv) / 12 + r tokens
 ///
 /// for every element of dq, dk, dv, dbeta and dinitial_state, as it is before norms and sigmoids. The first part is
-/// what dot products round, r the squares of what a token does: 1; 2 more with l2norm, 4 with a gate, 1 with a sigmoid,
-/// 4 where a decay is above 1: errors grow with S and G, and do not shrink as these do where tokens erase.
+/// what dot products round, r the squares of what a token does: 1; 2 more with l2norm, 4 with a gate, 1 with a sigmoid.
 /// M is the largest m over all tokens and elements of the head in the same sequence, with m the root of the sum of an
 /// element's squared terms, + |sum|; e in a term counts with its own m.
 ///
