@@ -113,7 +113,7 @@ template <int kV, class Tile, int kR = rows_of_tile(kV)>
   Tile tile = first;
   for (; rows >= kR; rows -= kR, tile.advance(kR)) tile.template run<kR, kV>();
   if constexpr (kR > 1) {
-    const Tile rest = tile;
+    const Tile rest = tile;  // whose address is taken, so that `tile` can stay in registers
     if (rows > 0) tiles<kV, Tile, static_cast<int>(std::bit_floor(kR - 1U))>(rest, rows);
   }
 }
