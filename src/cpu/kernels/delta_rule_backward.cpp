@@ -267,10 +267,18 @@ class DeltaRuleBackwardRunner {
     return n;
   }
   // Updates how far each channel has risen since it was lowest in the part. Returns whether that is too much for one.
-  bool grows(const float* decay, bool begins_part) const {
+  bool grows(const float* decay, bool begins_part) {
+    if (begins_part) {
+      fill(w_.rise, w_.d, 1);
+      has_risen_ = false;
+      return false;
+    }
     vec largest(1.f);
+    for (std::int64_t c = 0; c < w_.d; c += kLanes) largest = xsimd::max(largest, load(decay + c));
+    has_risen_ = has_risen_ || xsimd::any(largest > vec(1.f));
+    if (!has_risen_) return false;
     for (std::int64_t c = 0; c < w_.d; c += kLanes) {
-      const vec rise = begins_part ? vec(1.f) : xsimd::max(load(w_.rise + c) * load(decay + c), vec(1.f));
+      const vec rise = xsimd::max(load(w_.rise + c) * load(decay + c), vec(1.f));
       store(w_.rise + c, rise);
       largest = xsimd::max(largest, rise);
     }
@@ -508,6 +516,7 @@ class DeltaRuleBackwardRunner {
   const HeadRows grad_q_, grad_k_, grad_v_, grad_g_, grad_beta_;
   std::int64_t pieces_ = 0;    // of the part
   bool opens_window_ = false;  // whether the part's first token begins a window
+  bool has_risen_ = false;     // whether some decay of the part is above 1
 };
 
 void begin(const DeltaRuleBackwardParams& p, const DeltaRuleBackwardItem& item, std::byte* scratch) noexcept {
