@@ -410,6 +410,14 @@ def test_generation(model, more, tmp_path, capsys):
     assert len(generate.cells_of(document["rows"][0])) == len(generate.HEAD)
 
 
+def test_compiled_steps(tmp_path):
+    pytest.importorskip("rapt.bench.generate", reason="needs transformers")
+    file = tmp_path / "generation.json"
+    bench.main([*GENERATE, "--model", "llama", "--lengths", "20", "--dtype", "f32", "--compiled", "--json", str(file)])
+    sides = [row["side"] for row in json.loads(file.read_text())["rows"]]
+    assert sides == ["sdpa, DynamicCache", "sdpa, StaticCache", "sdpa, StaticCache, compiled", "rapt, StaticCache, compiled", "rapt, Cache"]
+
+
 def test_generation_times_nothing_where_tokens_differ(monkeypatch):
     generate = pytest.importorskip("rapt.bench.generate", reason="needs transformers")
     run = generate.Side._run

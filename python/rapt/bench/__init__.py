@@ -32,12 +32,12 @@ output. With --train a step is a forward, a loss of the output, a backward and A
 
 Text generation (--generate): a transformers model with random weights (--model) reads a prompt and generates greedily,
 token by token. Sides are "sdpa" ("eager" if the model has no other) with transformers' DynamicCache and StaticCache,
-with --compiled also with steps under torch.compile, and "rapt" with its Cache, with --cache also with quantised ones.
-All share the weights. First, all sides without quantisation have to generate the same tokens in fp32. Then all
-alternate, token by token. "tokens/s" is the speed of the best step, "times as fast" the first side's time over this
-side's, "cache MB" the size of keys and values, "peak MB" the growth of the resident peak while the prompt was read and
-a token made. A noisy ratio is marked. With --fill, caches are filled with random rows in place of a prompt's, and there
-is no time to the first token.
+and "rapt" with its Cache, with --cache also with quantised ones; with --compiled also both with StaticCache and steps
+under torch.compile. All share the weights. First, all sides without quantisation have to generate the same tokens in
+fp32. Then all alternate, token by token. "tokens/s" is the speed of the best step, "times as fast" the first side's
+time over this side's, "cache MB" the size of keys and values, "peak MB" the growth of the resident peak while the
+prompt was read and a token made. A noisy ratio is marked. With --fill, caches are filled with random rows in place of a
+prompt's, and there is no time to the first token.
 
 Engines (--engines): transformers' continuous batching, with --batch requests of --lengths tokens each and --tokens
 generated tokens, and sentence-transformers, with --texts texts of mixed lengths, on models with random weights. "sdpa"

@@ -116,7 +116,7 @@ class Side:
 
     def step(self) -> Tensor:
         """The next token."""
-        return self._run(self.decode or self.model, self.token)
+        return self._run(self.model if self.decode is None else self.decode, self.token)
 
     def _run(self, model: Any, tokens: Tensor) -> Tensor:
         logits = model(tokens, past_key_values=self.cache, use_cache=True, logits_to_keep=1).logits
@@ -140,8 +140,9 @@ def sides_of(model: Any, options: argparse.Namespace) -> list[Side]:
         Side(f"{peer}, StaticCache", model, lambda room: _hf.StaticCache(config=config, max_cache_len=room)),
     ]
     if options.compiled:
-        compiled = torch.compile(model, dynamic=False)
-        sides.append(Side(f"{peer}, StaticCache, compiled", model, sides[1].new_cache, compiled))
+        for each in (model, other):
+            name = each.config._attn_implementation
+            sides.append(Side(f"{name}, StaticCache, compiled", each, sides[1].new_cache, torch.compile(each, dynamic=False)))
     sides.append(Side("rapt, Cache", other, lambda _: rapt.transformers.Cache(other.config)))
     for kv_dtype in options.cache:
         cache = lambda _, kv=kv_dtype: rapt.transformers.Cache(other.config, kv_dtype=kv)  # noqa: E731
