@@ -35,6 +35,7 @@ std::string own_folder() {
     const ssize_t size = readlink("/proc/self/exe", file.data(), file.size());
     file.resize(size > 0 ? static_cast<std::size_t>(size) : 0);
   }
+  if (!file.starts_with('/')) return {};  // relative to where the process was when it loaded this
   return file.substr(0, file.rfind('/') + 1);
 }
 
