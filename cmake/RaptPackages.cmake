@@ -2,25 +2,30 @@
 # are built, of what is needed to compile against the library, and of the rapt command (-DCMAKE_INSTALL_PREFIX=/usr); of the Python package, where that is built
 # (-DCMAKE_INSTALL_PREFIX=/usr/lib/python3/dist-packages).
 
-# rapt_debian_package(<component> <name> <section> <description> <component it needs>...)
+# rapt_debian_package(<component> <name> <section> <description> NEEDS <component>... NOTICES <file>...): NOTICES are of what is
+# compiled into the package.
 set(CPACK_COMPONENTS_ALL "")
 macro(rapt_debian_package component name section description)
+  cmake_parse_arguments(package "" "" "NEEDS;NOTICES" ${ARGN})
   string(TOUPPER ${component} upper)
   list(APPEND CPACK_COMPONENTS_ALL ${component})
   set(CPACK_DEBIAN_${upper}_PACKAGE_NAME ${name})
   set(CPACK_DEBIAN_${upper}_PACKAGE_SECTION ${section})
   set(CPACK_COMPONENT_${upper}_DESCRIPTION "${description}")
-  set(CPACK_COMPONENT_${upper}_DEPENDS ${ARGN})
-  set(copyright LICENSE)
-  if("${component}" STREQUAL "rapt_cuda")
-    set(copyright ${PROJECT_BINARY_DIR}/copyright_cuda)
-  endif()
+  set(CPACK_COMPONENT_${upper}_DEPENDS ${package_NEEDS})
+  set(copyright ${PROJECT_BINARY_DIR}/copyright_${component})
+  file(WRITE ${copyright} "")
+  foreach(file IN ITEMS LICENSE ${package_NOTICES})
+    file(READ ${file} text)
+    file(APPEND ${copyright} "${text}\n")
+  endforeach()
   # Not a path below the prefix, which for Python is a folder of modules.
   install(FILES ${copyright} DESTINATION /usr/share/doc/${name} RENAME copyright COMPONENT ${component} EXCLUDE_FROM_ALL)
 endmacro()
 
 if(RAPT_PYTHON)
-  rapt_debian_package(python python3-rapt python "Attention for NumPy, PyTorch and transformers.")
+  rapt_debian_package(python python3-rapt python "Attention for NumPy, PyTorch and transformers."
+                      NOTICES notices/nanobind.txt notices/robin_map.txt notices/xsimd.txt)
   find_package(Python REQUIRED COMPONENTS Interpreter)
   set(rapt_python ${Python_VERSION_MAJOR}.${Python_VERSION_MINOR})
   math(EXPR rapt_next_python "${Python_VERSION_MINOR} + 1")
@@ -42,24 +47,23 @@ if(RAPT_PYTHON)
   file(WRITE ${metadata}/INSTALLER "debian\n")
   install(DIRECTORY ${metadata} DESTINATION . COMPONENT python EXCLUDE_FROM_ALL)
 else()
-  rapt_debian_package(rapt_library librapt${rapt_soversion} libs "The shared library.")
+  rapt_debian_package(rapt_library librapt${rapt_soversion} libs "The shared library." NOTICES notices/xsimd.txt)
   rapt_debian_package(rapt_development librapt-dev libdevel
-                      "Headers for C++20 and C11, and rapt's files for CMake and pkg-config." rapt_library)
+                      "Headers for C++20 and C11, and rapt's files for CMake and pkg-config." NEEDS rapt_library)
   if(rapt_have_cuda)
-    file(READ python/cuda/NOTICE notice)
-    file(READ LICENSE licence)
-    set(terms "")
+    set(terms python/cuda/NOTICE)
     if(RAPT_CUDA_EULA)
-      file(READ ${RAPT_CUDA_EULA} terms)
+      list(APPEND terms ${RAPT_CUDA_EULA})
     endif()
-    file(WRITE ${PROJECT_BINARY_DIR}/copyright_cuda "${notice}\n${licence}\n${terms}")
     rapt_debian_package(rapt_cuda librapt-cuda${rapt_soversion} libs
-                        "The NVIDIA GPU kernels, which the library loads at the first use of a GPU. Contains NVIDIA's CUDA runtime." rapt_library)
+                        "The NVIDIA GPU kernels, which the library loads at the first use of a GPU. Contains NVIDIA's CUDA runtime."
+                        NEEDS rapt_library NOTICES ${terms})
   endif()
   set(CPACK_DEBIAN_PACKAGE_GENERATE_SHLIBS ON)
   if(TARGET rapt_cli)
     rapt_debian_package(rapt_tools rapt-tools science
-                        "The rapt command: what a machine has, checks against float64, benchmarks." rapt_library)
+                        "The rapt command: what a machine has, checks against float64, benchmarks."
+                        NEEDS rapt_library NOTICES notices/CLI11.txt notices/Eigen3.txt notices/nlohmann_json.txt)
   endif()
 endif()
 

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 IN_CACHE = {
     "TBB": "TBB_DIR", "xsimd": "RAPT_XSIMD_INCLUDE_DIR", "ittnotify": "RAPT_ITT_LIBRARY", "CUDAToolkit": "CMAKE_CUDA_COMPILER",
     "fmt": "fmt_DIR", "CLI11": "CLI11_DIR", "nlohmann_json": "nlohmann_json_DIR", "Eigen3": "Eigen3_DIR", "Catch2": "Catch2_DIR",
-    "nanobind": "", "OpenMP": "OpenMP_CXX_LIB_NAMES", "libomp": "OpenMP_CXX_LIB_NAMES", "g++": "", "Threads": "",
+    "nanobind": "", "robin_map": "", "OpenMP": "OpenMP_CXX_LIB_NAMES", "libomp": "OpenMP_CXX_LIB_NAMES", "g++": "", "Threads": "",
 }
 # Options that leave a component out.
 SWITCHES = {"ittnotify": "RAPT_ITT", "CUDAToolkit": "RAPT_CUDA", "OpenMP": "RAPT_OPENMP", "libomp": "RAPT_OPENMP"}

@@ -13,12 +13,16 @@ import platform
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = Path(sys.prefix)
+# tbb4u's libtbb, under oneTBB's own licence, is what wheels contain. tbb-devel is Intel's build of the same release, whose licence does not
+# allow what auditwheel does: to rename the library and to strip it. It has the headers and CMake's files, and rapt is linked with it.
+TBB4U = Path(sysconfig.get_path("purelib"), "tbb4u")
 
 
 @dataclass(frozen=True)
@@ -27,20 +31,21 @@ class Target:
     plat: str  # the oldest systems that the wheel runs on, as auditwheel's --plat
     build_folder: Path
     libraries: Path  # where the libtbb is that goes into the wheel
+    licences: tuple[Path, ...]  # that libtbb's
     defines: dict[str, str]
 
 
 OLD_RUNTIME = ROOT / "build/old_runtime"
 POLICY = "manylinux_2_28"
 FLAGS = f"-L{OLD_RUNTIME} -Wl,--as-needed"
-X86_64 = Target("x86_64", f"{POLICY}_x86_64", ROOT / "build/wheel", VENV / "lib", {
+X86_64 = Target("x86_64", f"{POLICY}_x86_64", ROOT / "build/wheel", TBB4U, tuple((TBB4U / "licenses").glob("*")), {
     "CMAKE_MODULE_LINKER_FLAGS": FLAGS,
     "CMAKE_SHARED_LINKER_FLAGS": FLAGS,
     "TBB_DIR": str(VENV / "lib/cmake/tbb"),
 })
 # PyPI has no oneTBB for aarch64. Debian 12's needs glibc 2.34, so linking with an older C library would gain nothing. auditwheel accepts policies
 # of its own machine only by name. "auto" takes the oldest one that fits; check_wheel.py checks which.
-ARM64 = Target("aarch64", "auto", ROOT / "build/wheel_arm64", Path("/usr/lib/aarch64-linux-gnu"), {
+ARM64 = Target("aarch64", "auto", ROOT / "build/wheel_arm64", Path("/usr/lib/aarch64-linux-gnu"), (Path("/usr/share/doc/libtbb12/copyright"),), {
     "CMAKE_TOOLCHAIN_FILE": str(ROOT / "cmake/toolchain-aarch64.cmake"),
 })
 # For each wheel the interpreters that can build it: the one for 3.12 and newer is built by any of those.
@@ -92,6 +97,8 @@ def build(python, target, project=ROOT):
         **target.defines,
         "RAPT_WERROR": os.environ.get("RAPT_WERROR", "OFF"),
         "RAPT_CUDA_ARCHITECTURES": os.environ.get("RAPT_CUDA_ARCHITECTURES", ""),
+        "RAPT_ITT": "OFF",
+        "RAPT_TBB_LICENCES": ";".join(map(str, target.licences)),
     }
     with tempfile.TemporaryDirectory() as folder:
         pip = [sys.executable, "-m", "pip", "--python", python, "wheel", "-q", "--disable-pip-version-check", "--no-deps"]

@@ -1,5 +1,5 @@
-"""Fails if docs/dependencies.md lacks something that is built, installed or imported, or lists something that is not; and if the bill of
-materials of this build lacks what SPDX 2.3 demands.
+"""Fails if docs/dependencies.md lacks something that is built, installed or imported, or lists something that is not; if the folder notices
+lacks a component that is compiled into packages; and if the bill of materials of this build lacks what SPDX 2.3 demands.
 
 usage: dependencies.py <repository> <build folder>
 """
@@ -8,9 +8,10 @@ import re
 import sys
 from pathlib import Path
 
-# Found by no find_package: what compilers bring, and headers and libraries that are looked for by themselves.
+# Found by no find_package: what compilers and nanobind bring, and headers and libraries that are looked for by themselves.
 OTHERS = {"xsimd": "CMakeLists.txt", "ittnotify": "CMakeLists.txt"}
-COMPILERS = {"libtbb", "libgomp", "libomp", "libomp-dev", "libstdc++", "libgcc_s", "libc", "libm", "libdl", "librt", "libpthread", "ld-linux", "libfmt"}
+COMPILERS = {"libtbb", "libgomp", "libomp", "libomp-dev", "libstdc++", "libgcc_s", "libc", "libm", "libdl", "librt", "libpthread", "ld-linux", "libfmt",
+             "robin_map"}
 IDENTIFIER = re.compile(r"(LicenseRef-)?[A-Za-z0-9.+-]+( (OR|AND|WITH) [A-Za-z0-9.+-]+)*")
 OWN = {"rapt", "flash_attn", "one"}  # rapt.flash_attn.install() makes flash_attn; "one" begins a line of a docstring
 
@@ -60,6 +61,10 @@ def violations(root, build, sbom):
             yield f"docs/dependencies.md: {component['licence']} is no SPDX expression"
         if set(component["parts"]) - set(sbom.PARTS) - {"development"}:
             yield f"docs/dependencies.md: {component['name']} is used by {component['parts']}"
+    compiled_in = {component["names"][0] for component in table if re.match("headers|compiled into", component["how"])}
+    notices = {path.stem for path in (root / "notices").iterdir()}
+    if compiled_in != notices:
+        yield f"notices: of {sorted(notices)}; docs/dependencies.md says that packages contain {sorted(compiled_in)}"
 
     document = sbom.document(build)
     for field in ("spdxVersion", "dataLicense", "SPDXID", "name", "documentNamespace", "creationInfo"):

@@ -15,8 +15,13 @@ remove() {
 trap remove EXIT
 "${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "${packages[@]}"
 
+# What is compiled in, by words of its notice.
+declare -A notices=([librapt]=xsimd [librapt-cuda]="NVIDIA NVTX" [librapt-dev]="" [python3-rapt]="nanobind robin-map xsimd"
+                    [rapt-tools]="CLI11 Eigen JSON")
 for name in "${names[@]}"; do
-  test -s "/usr/share/doc/$name/copyright"
+  for word in "Apache License" ${notices[${name%%[0-9].*}]}; do
+    grep -qwF "$word" "/usr/share/doc/$name/copyright" || { echo "$name: no notice of $word in its copyright file"; exit 1; }
+  done
   dpkg --verify "$name"
 done
 export RAPT_EXPECT_CUDA=0

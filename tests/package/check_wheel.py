@@ -24,6 +24,9 @@ NEWEST = {
     "x86_64": {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11), "GCC": (7, 0, 0)},
     "aarch64": {"GLIBC": (2, 34), "GLIBCXX": (3, 4, 29), "CXXABI": (1, 3, 13), "GCC": (11, 0)},
 }
+# Below .dist-info/licenses: of what is compiled in. A wheel with oneTBB has its licence, too.
+LICENCES = {"LICENSE", "notices/nanobind.txt", "notices/robin_map.txt", "notices/xsimd.txt"}
+LICENCES_OF_GPUS = {"LICENSE", "NOTICE"}
 PYTHONS_OWN = re.compile(r"_?Py[A-Z_]")
 
 
@@ -58,6 +61,7 @@ def violations(wheel, python, folder):
     bundled = {path.name for path in objects if path.parent.name == "rapt_attention.libs"}
     if len(objects) != len(bundled) + 1 or not all(name.startswith("libtbb") for name in bundled):
         yield f"{wheel.name} has {sorted(path.name for path in objects)}"
+    yield from violations_of_licences(wheel, folder / "wheel", LICENCES_OF_GPUS if of_gpus else LICENCES, bundled)
     if of_gpus:
         yield from violations_of_payload(wheel, folder / "wheel")
     defined = {path.name: set(re.findall(r"(?m) g +D[FO] \.\S+\t\S+ +\S+ +(\S+)$", dump(machine, path, "-T"))) for path in objects}
@@ -92,14 +96,21 @@ def violations(wheel, python, folder):
         yield f"rapt check: exit code {result.returncode}: {result.stdout}{result.stderr}"
 
 
+def violations_of_licences(wheel, folder, wanted, bundled):
+    licences = next(folder.glob("*.dist-info")) / "licenses"
+    found = {path.relative_to(licences).as_posix() for path in licences.rglob("*") if path.is_file() and path.stat().st_size > 0}
+    for name in sorted(wanted - found):
+        yield f"{wheel.name} lacks the licence {name}; it has {sorted(found)}"
+    if bundled and not any(name.startswith("oneTBB/") for name in found):
+        yield f"{wheel.name} has {sorted(bundled)} without a licence in licenses/oneTBB; it has {sorted(found)}"
+
+
 def violations_of_payload(wheel, folder):
-    """Of the wheel of the GPU kernels: one file in the folder of rapt's own package, and the licences of what is in it."""
+    """Of the wheel of the GPU kernels: one file in the folder of rapt's own package."""
     files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     payload = {name for name in files if ".dist-info/" not in name}
     if len(payload) != 1 or not re.fullmatch(r"rapt/librapt_cuda\.so\.[\d.]+", min(payload, default="")):
         yield f"{wheel.name} has {sorted(payload)}"
-    if not {"LICENSE", "NOTICE"} <= {name.rpartition("/")[2] for name in files if "/licenses/" in name}:
-        yield f"{wheel.name} lacks a licence: {sorted(files - payload)}"
     metadata = next(folder.glob("*.dist-info/METADATA")).read_text(encoding="utf-8")
     version = re.search(r"(?m)^Version: (.+)$", metadata)[1]
     if f"Requires-Dist: rapt-attention=={version}\n" not in metadata:

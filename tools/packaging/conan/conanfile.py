@@ -16,7 +16,7 @@ from conan.tools.scm import Version
 required_conan_version = ">=2.0"
 
 OLDEST = {"gcc": "12", "clang": "14"}
-SOURCES = ("CMakeLists.txt", "LICENSE", "bench/*", "cmake/*", "include/*", "python/cuda/NOTICE", "src/*", "tests/*", "tools/*")
+SOURCES = ("CMakeLists.txt", "LICENSE", "bench/*", "cmake/*", "include/*", "notices/*", "python/cuda/NOTICE", "src/*", "tests/*", "tools/*")
 
 
 class RaptConan(ConanFile):
@@ -76,9 +76,13 @@ class RaptConan(ConanFile):
         cmake.build()
 
     def package(self):
-        copy(self, "LICENSE", self.source_folder, os.path.join(self.package_folder, "licenses"))
+        terms = [("LICENSE", ""), ("xsimd.txt", "notices")]
+        if self.options.with_tools:
+            terms += [(name + ".txt", "notices") for name in ("CLI11", "Eigen3", "nlohmann_json")]
         if self.options.with_cuda:  # librapt_cuda contains the CUDA runtime
-            copy(self, "NOTICE", os.path.join(self.source_folder, "python", "cuda"), os.path.join(self.package_folder, "licenses"))
+            terms.append(("NOTICE", "python/cuda"))
+        for name, folder in terms:
+            copy(self, name, os.path.join(self.source_folder, folder), os.path.join(self.package_folder, "licenses"))
         CMake(self).install()
         for folder in ("cmake", "pkgconfig"):  # Conan writes its own
             rmdir(self, os.path.join(self.package_folder, "lib", folder))
