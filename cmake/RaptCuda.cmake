@@ -107,7 +107,7 @@ foreach(target IN ITEMS rapt_cuda_host rapt_cuda_library)
   target_include_directories(${target} PRIVATE include src ${rapt_public_dir} ${rapt_private_dir})
   target_link_libraries(${target} PRIVATE rapt_warnings)
 endforeach()
-target_compile_definitions(rapt_cuda_library PRIVATE RAPT_VERSION="${PROJECT_VERSION}")
+target_compile_definitions(rapt_cuda_library PRIVATE RAPT_VERSION="${rapt_version}")
 target_link_libraries(rapt_cuda_library PRIVATE CUDA::cudart_static Threads::Threads ${CMAKE_DL_LIBS})
 set(rapt_cuda_exports ${PROJECT_SOURCE_DIR}/cmake/rapt_cuda.map)
 # -z defs: a function of rapt that it lacks fails here, not in users' programs (src/dispatch/cuda_library.hpp).

@@ -22,6 +22,8 @@ set_target_properties(rapt_onnxruntime PROPERTIES INSTALL_RPATH "$ORIGIN"
                       LINK_DEPENDS ${PROJECT_SOURCE_DIR}/cmake/rapt_onnxruntime.map)
 target_include_directories(rapt_onnxruntime PRIVATE src)
 target_include_directories(rapt_onnxruntime SYSTEM PRIVATE ${RAPT_ONNXRUNTIME})
+string(REPLACE ".dev" "-dev" semantic_version ${rapt_version})
+target_compile_definitions(rapt_onnxruntime PRIVATE RAPT_SEMANTIC_VERSION="${semantic_version}")
 target_link_libraries(rapt_onnxruntime PRIVATE rapt rapt_warnings)
 target_link_options(rapt_onnxruntime PRIVATE LINKER:--version-script=${PROJECT_SOURCE_DIR}/cmake/rapt_onnxruntime.map
                     LINKER:-z,defs)

@@ -109,7 +109,8 @@ def document(build):
     libraries = linked(build, cache)
     if libraries - known:
         sys.exit(f"this build is linked with {', '.join(sorted(libraries - known))}: docs/dependencies.md has no such component")
-    version = re.search(r"project\(rapt VERSION ([\d.]+)", (ROOT / "CMakeLists.txt").read_text(encoding="utf-8"))[1]
+    cmake = (ROOT / "CMakeLists.txt").read_text(encoding="utf-8")
+    version = re.search(r"project\(rapt VERSION ([\d.]+)", cmake)[1] + re.search(r'set\(rapt_version_suffix "(.*)"\)', cmake)[1]
     git = subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"], capture_output=True, text=True,
                          check=False)
     commit = git.stdout.strip() or "unknown"

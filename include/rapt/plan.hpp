@@ -93,7 +93,7 @@ RAPT_API std::vector<BackendInfo> backends();
 /// have it and the OS has not denied its registers to this process. rapt asks for them at the first call that would use
 /// them (docs/contract.md, "Threads").
 RAPT_API std::vector<Isa> usable_isas();
-/// Library version, "0.2.0".
+/// Library version: "0.2.0", or "0.3.0.dev0" before the release of 0.3.0.
 RAPT_API std::string_view version() noexcept;
 
 }  // namespace rapt

@@ -247,7 +247,7 @@ typedef struct rapt_entry_info {
 RAPT_API rapt_status rapt_entries(const rapt_entry_info** entries, size_t* count) RAPT_NOEXCEPT;
 /* Instruction sets (rapt_isa) built in and usable on this machine, best first. */
 RAPT_API rapt_status rapt_usable_isas(const int32_t** isas, size_t* count) RAPT_NOEXCEPT;
-/* Library version, "0.2.0". */
+/* Library version: "0.2.0", or "0.3.0.dev0" before the release of 0.3.0. */
 RAPT_API const char* rapt_version(void) RAPT_NOEXCEPT;
 
 /* For each operation, typed forms of rapt_run() and of the plan functions: rapt_attention(),

@@ -454,7 +454,7 @@ class Usage(CliTest):
             text = self.run_ok(command, "--help")
             examples = text[text.index("\nExamples:\n"):].split("\n  ")[1:]
             self.assertTrue(2 <= len(examples) <= 3 and all(line.startswith(f"rapt {command}") for line in examples), text)
-        self.assertRegex(self.run_ok("--version"), r"^\d+\.\d+\.\d+\n$")
+        self.assertRegex(self.run_ok("--version"), r"^\d+\.\d+\.\d+(\.dev\d+)?\n$")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Fails if a package has another version than CMake's project.
+"""Fails if a package, a page or a test names another version than CMakeLists.txt: the project's, with the suffix of development versions.
 
 usage: versions.py <repository>
 """
@@ -7,23 +7,33 @@ import re
 import sys
 from pathlib import Path
 
-# Each is searched for a version, which may be followed by `.dev0`.
-PLACES = [("pyproject.toml", r'(?m)^version = "([\d.]+?)(?:\.dev\d*)?"'),
-          ("python/cuda/pyproject.toml", r'(?m)^version = "([\d.]+?)(?:\.dev\d*)?"'),
-          ("python/cuda/pyproject.toml", r'"rapt-attention==([\d.]+?)(?:\.dev\d*)?"'),
-          ("tools/packaging/vcpkg/vcpkg.json", r'"version": "([\d.]+)"')]
+# Patterns whose group is the whole version, its numbers, its first two numbers (the version of the ABI), or Conan's form of it.
+PLACES = [("pyproject.toml", r'(?m)^version = "(.+)"', "whole"),
+          ("python/cuda/pyproject.toml", r'(?m)^version = "(.+)"', "whole"),
+          ("python/cuda/pyproject.toml", r'"rapt-attention==(.+)"', "whole"),
+          ("tools/packaging/vcpkg/vcpkg.json", r'"version": "(.+)"', "numbers"),
+          ("docs/guide/cpp.md", r"`rapt/(\d\S*)`", "Conan's"),
+          ("docs/guide/cpp.md", r"find_package\(rapt (\S+)", "ABI"),
+          ("docs/guide/cpp.md", r"librapt-cuda(\d[\d.]*\d)", "ABI"),
+          ("docs/guide/cuda.md", r"librapt-cuda(\d[\d.]*\d)", "ABI"),
+          ("docs/guide/cuda.md", r"librapt_cuda\.so\.(\d[\d.]*\d)", "ABI"),
+          ("tests/package/find_package/CMakeLists.txt", r"find_package\(rapt (\S+)", "ABI"),
+          ("tests/package/find_package_c/CMakeLists.txt", r"find_package\(rapt (\S+)", "ABI")]
 
 
-def main():
-    root = Path(sys.argv[1])
-    wanted = re.search(r"project\(rapt VERSION ([\d.]+)", (root / "CMakeLists.txt").read_text(encoding="utf-8"))[1]
-    wrong = []
-    for name, pattern in PLACES:
-        found = re.findall(pattern, (root / name).read_text(encoding="utf-8"))
-        if found != [wanted]:
-            wrong.append(f"{name}: {pattern} finds {found}; wanted {wanted}, CMakeLists.txt's version")
-    print("\n".join(wrong) or f"{wanted} in {len(PLACES)} places")
-    sys.exit(1 if wrong else 0)
+def violations(root):
+    def read(name):
+        return (root / name).read_text(encoding="utf-8")
+
+    numbers = re.search(r"project\(rapt VERSION (\d+\.\d+\.\d+) ", read("CMakeLists.txt"))[1]
+    suffix = re.search(r'set\(rapt_version_suffix "((?:\.dev\d+)?)"\)', read("CMakeLists.txt"))[1]
+    forms = {"whole": numbers + suffix, "numbers": numbers, "ABI": numbers.rpartition(".")[0], "Conan's": numbers + suffix.replace(".dev", "-dev")}
+    for name, pattern, form in PLACES:
+        found = re.findall(pattern, read(name))
+        if set(found) != {forms[form]}:
+            yield f"{name}: {pattern} finds {found}; wanted {forms[form]}"
 
 
-main()
+found = list(violations(Path(sys.argv[1])))
+print("\n".join(found) or f"one version in {len(PLACES)} places")
+sys.exit(1 if found else 0)

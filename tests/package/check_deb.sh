@@ -38,7 +38,7 @@ env -u PYTHONDONTWRITEBYTECODE /usr/bin/python3 - <<'END'
 import importlib.metadata, os, numpy, rapt
 assert rapt.__file__.startswith("/usr/lib/python3/dist-packages/"), rapt.__file__
 found = importlib.metadata.distribution("rapt-attention")
-assert found.version.startswith(rapt.__version__) and "rapt" in {entry.name for entry in found.entry_points}, found.metadata
+assert found.version == rapt.__version__ and "rapt" in {entry.name for entry in found.entry_points}, found.metadata
 assert bool(rapt.info()["backends"][1]["missing"]) == (os.environ["RAPT_EXPECT_CUDA"] == "0"), rapt.info()["backends"]
 q = numpy.random.default_rng(0).standard_normal((1, 2, 48, 16)).astype(numpy.float32)
 weights = numpy.exp(q.astype(float) @ q.astype(float).swapaxes(-1, -2) / 4)

@@ -151,7 +151,7 @@ class Factory final : public OrtEpFactory {
     GetName = [](const OrtEpFactory*) noexcept { return kName; };
     GetVendor = [](const OrtEpFactory*) noexcept { return "rapt"; };
     GetVendorId = [](const OrtEpFactory*) noexcept { return std::uint32_t{0}; };
-    GetVersion = [](const OrtEpFactory*) noexcept { return version().data(); };
+    GetVersion = [](const OrtEpFactory*) noexcept { return RAPT_SEMANTIC_VERSION; };
     GetSupportedDevices = [](OrtEpFactory* self, const OrtHardwareDevice* const* devices, std::size_t count,
                              OrtEpDevice** found, std::size_t room, std::size_t* found_count) noexcept {
       return status_of([&] {

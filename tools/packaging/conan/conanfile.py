@@ -34,7 +34,9 @@ class RaptConan(ConanFile):
         return os.path.join(self.recipe_folder, "..", "..", "..")
 
     def set_version(self):
-        self.version = re.search(r"project\(rapt VERSION ([\d.]+)", load(self, os.path.join(self._root, "CMakeLists.txt")))[1]
+        text = load(self, os.path.join(self._root, "CMakeLists.txt"))
+        suffix = re.search(r'set\(rapt_version_suffix "(.*)"\)', text)[1]
+        self.version = re.search(r"project\(rapt VERSION ([\d.]+)", text)[1] + suffix.replace(".dev", "-dev")
 
     def export_sources(self):
         for pattern in SOURCES:
