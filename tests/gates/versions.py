@@ -33,7 +33,15 @@ def violations(root):
         if set(found) != {forms[form]}:
             yield f"{name}: {pattern} finds {found}; wanted {forms[form]}"
 
+    version, date = re.search(r"(?m)^## (\S+) \((.+)\)$", read("CHANGELOG.md")).groups()
+    if version != numbers or not re.fullmatch("unreleased" if suffix else r"\d{4}-\d\d-\d\d", date):
+        yield f"CHANGELOG.md: begins with {version} ({date}); wanted {numbers} ({'unreleased' if suffix else 'the date'})"
+    released = re.findall(r"(?m)^## (\d+\.\d+)\.\d+ \(\d{4}-", read("CHANGELOG.md"))[:1]
+    supported = re.findall(r"(?m)^\| (\S+) and the main branch \| yes \|$", read("SECURITY.md"))
+    if supported != released:
+        yield f"SECURITY.md: supports {supported}; wanted {released}, the last release, and the main branch"
+
 
 found = list(violations(Path(sys.argv[1])))
-print("\n".join(found) or f"one version in {len(PLACES)} places")
+print("\n".join(found) or f"one version in {len(PLACES) + 2} places")
 sys.exit(1 if found else 0)
