@@ -149,7 +149,7 @@ void print_machine(const Json& info) {
                                  human_bytes(cache["size"].get<double>()),
                                  sharing > 1 ? fmt::format(" shared by {}", sharing) : ""));
   }
-  line("caches", fmt::format("{}", fmt::join(caches, ", ")));
+  line("caches", caches.empty() ? "unknown" : fmt::format("{}", fmt::join(caches, ", ")));
   const auto named = [&](const std::string& entry) {
     return std::any_of(info["entries"].begin(), info["entries"].end(),
                        [&](const Json& listed) { return listed["name"] == entry; });

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <exception>
+#include <filesystem>
 #include <functional>
 #include <span>
 #include <string>
@@ -48,12 +49,16 @@ constexpr const char* kDemoExamples = R"(Examples:
   rapt demo
   rapt demo --threads 1)";
 
+/// The recorded tensors of an installed program, or of the sources that this one was built from.
 std::string default_data_dir() {
-#ifdef RAPT_DATA_DIR
-  return RAPT_DATA_DIR;
-#else
-  return "tests/data";
-#endif
+  std::error_code unknown;
+  const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", unknown).parent_path();
+  std::string folder;
+  for (const char* const from_program : {RAPT_SOURCE_DATA, RAPT_INSTALLED_DATA}) {
+    folder = (program / from_program).lexically_normal().string();
+    if (std::filesystem::is_directory(folder, unknown)) break;
+  }
+  return folder;
 }
 
 /// Asked for more threads than it has, the executor would silently run fewer.

@@ -8,6 +8,7 @@
 #include <climits>
 #include <cstddef>
 #include <cstdlib>
+#include <filesystem>
 
 #include "dispatch/fingerprint.hpp"
 #include "rapt/plan.hpp"
@@ -36,7 +37,7 @@ std::string own_folder() {
     file.resize(size > 0 ? static_cast<std::size_t>(size) : 0);
   }
   if (!file.starts_with('/')) return {};  // relative to where the process was when it loaded this
-  return file.substr(0, file.rfind('/') + 1);
+  return std::filesystem::path(file.substr(0, file.rfind('/') + 1)).lexically_normal().string();
 }
 
 // dlopen() takes a name without a slash for one that the system is to find.
@@ -82,7 +83,8 @@ CudaBackend load_cuda_library(const char* named) {
   CudaBackend result = open_library(RAPT_CUDA_FILE);
   if (!result.file.empty()) return result;
   result.missing = "no GPU backend was found: " + result.missing + (folder.empty() ? "" : ", nor is it in " + folder);
-  result.missing += ". Install rapt-attention-cuda (pip) or librapt-cuda (Debian) of rapt's version, build with ";
+  result.missing +=
+      ". Install rapt-attention-cuda (pip) or " RAPT_CUDA_PACKAGE " (Debian) of rapt's version, build with ";
   result.missing += "RAPT_CUDA=ON, or set RAPT_CUDA_LIBRARY to the file's path";
   return result;
 }

@@ -33,6 +33,7 @@ cmake --build "$work/cmake"
 c++ -std=c++20 "$here/consumer.cpp" $(pkg-config --cflags --libs rapt) -o "$work/consumer"
 "$work/consumer"
 /usr/bin/rapt check --problem "b=1 hq=2 sq=48 d=16 causal"
+/usr/bin/rapt demo --threads 1
 cd "$work"
 env -u PYTHONDONTWRITEBYTECODE /usr/bin/python3 - <<'END'
 import importlib.metadata, os, numpy, rapt
