@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from pkgutil import iter_modules
 
@@ -73,5 +74,7 @@ def run() -> int:
         failures += [f"{entry['name']}: {problem}: the error is {error:.3g} of what is allowed" for problem, error in verdicts if not error <= 1]
     print("\n".join(failures), end="\n" if failures else "")
     what = f"rapt {rapt.__version__}: {checked} kernels, {problems} problems, largest error {worst:.2f} of what is allowed"
+    if find_spec("ml_dtypes") is None:
+        what += "; without bf16 and 8-bit floats: pip install ml_dtypes checks these, too"
     print(f"{'FAILED' if failures or not checked else 'OK'}: {what}")
     return 1 if failures or not checked else 0

@@ -94,6 +94,7 @@ def test_fails_where_nothing_was_checked(two_kernels, monkeypatch, capsys):
         (["info", "attention b=1 now"], 2, "now"),
         (["info", PROBLEM], 0, "chosen"),
         (["--help"], 0, "rapt check"),
+        (["check", "--help"], 0, "rapt check"),
         (["--version"], 0, rapt.__version__),
     ],
 )
@@ -108,6 +109,7 @@ def test_info_lists_every_kernel_even_where_a_wrong_one_is_forced():
     run = subprocess.run([sys.executable, "-m", "rapt", "info"], env=os.environ | {"RAPT_KERNEL": "none"}, capture_output=True, text=True)
     entries = [line.split()[1].rstrip(":") for line in run.stdout.splitlines() if line.startswith("entry ")]
     assert entries == [entry["name"] for entry in rapt.info()["entries"]]
+    assert "set      RAPT_KERNEL=none" in run.stdout.splitlines()
 
 
 def test_a_reader_that_closes_the_pipe_gets_no_traceback():
