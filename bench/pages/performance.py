@@ -49,25 +49,27 @@ def headline(models, shapes, trained):
     whole, alone = [], []
     for dtype in ("fp32", "bf16"):
         ratios = [row["vs_sdpa"] for row in steady(models["rows"], "vs_sdpa") if row["dtype"] == dtype]
-        whole.append(f"{min(ratios):.2f} to {max(ratios):.2f} in {dtype}")
+        whole.append(f"{min(ratios):.2f}x to {max(ratios):.2f}x as fast in {dtype}")
     for dtype in COLORS:
         ratios = [row["vs_torch_back_to_back"] for row in steady(shapes["rows"], "vs_torch_back_to_back") if row["dtype"] == dtype]
-        alone.append(f"{geomean(ratios):.1f} in {dtype}")
+        alone.append(f"{geomean(ratios):.1f}x in {dtype}")
     steps = []
     for dtype in ("fp32", "bf16"):
         ratios = [row["vs_sdpa"] for row in steady(trained, "vs_sdpa") if row["dtype"] == dtype]
-        steps.append(f"{min(ratios):.2f} to {max(ratios):.2f} in {dtype}")
+        steps.append(f"{min(ratios):.2f}x to {max(ratios):.2f}x as fast in {dtype}")
     count = len({row["name"] for row in shapes["rows"]})
     slower = {}
     for row in steady(shapes["rows"], "vs_torch_back_to_back"):
         if row["vs_torch_back_to_back"] < 1:
-            slower.setdefault(row["name"], []).append(f"{row['vs_torch_back_to_back']:.2f} in {row['dtype']}")
+            slower.setdefault(row["name"], []).append(f"{row['vs_torch_back_to_back']:.2f}x in {row['dtype']}")
     slower_in = ", ".join(f'"{name}" ({", ".join(figures)})' for name, figures in slower.items())
+    if slower:
+        slower_in = f" {'The one slower shape is' if len(slower) == 1 else 'Slower shapes are'} {slower_in}."
     return f"""rapt's speed relative to PyTorch {release(models)} (above 1, rapt is faster), on a {XEON}, 16 threads:
 
-- **Whole transformers models**, forward: {" and ".join(whole)}.
+- **Whole transformers models**, forward, relative to PyTorch's attention: {" and ".join(whole)}.
 - **Training** the same models, whole steps: {" and ".join(steps)}.
-- **Attention alone**: {alone[0]}, {alone[1]} and {alone[2]} (geometric means over {count} shapes of real models).{f" Slower in {slower_in}." * bool(slower)}"""
+- **Attention alone**: {alone[0]}, {alone[1]} and {alone[2]} (geometric means over {count} shapes of real models).{slower_in}"""
 
 
 def generation_line(data):
@@ -76,11 +78,11 @@ def generation_line(data):
     dtypes, lengths = (list(dict.fromkeys(key[i] for key in of)) for i in (2, 1))
     texts = []
     for length in (lengths[0], lengths[-1]):
-        ratios = " and ".join(f"{of['rapt, Cache', length, dtype]:.2f} in {dtype}" for dtype in dtypes)
+        ratios = " and ".join(f"{of['rapt, Cache', length, dtype]:.2f}x in {dtype}" for dtype in dtypes)
         texts.append(f"{ratios} after {length:,} tokens")
-    static = " and ".join(f"{of['rapt, Cache', lengths[-1], dtype] / of['sdpa, StaticCache', lengths[-1], dtype]:.2f} in {dtype}" for dtype in dtypes)
+    static = " and ".join(f"{of['rapt, Cache', lengths[-1], dtype] / of['sdpa, StaticCache', lengths[-1], dtype]:.2f}x in {dtype}" for dtype in dtypes)
     return (f"- **Generation** with a Llama-like model of 8 layers and rapt's cache, relative to transformers' default cache: {', '.join(texts)}. "
-            f"Relative to its `StaticCache`, also after {lengths[-1]:,} tokens: {static}.")
+            f"Compared with transformers' `StaticCache` after {lengths[-1]:,} tokens: {static}.")
 
 
 def generation_table(rows):

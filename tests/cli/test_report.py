@@ -153,11 +153,11 @@ class ReportPage(Folder):
         rows = [row("long", dtype, 2.0) for dtype in ("fp32", "bf16", "fp16")]
         rows += [row("short", "bf16", 0.5), row("short", "fp32", 0.75), row("scattered", "fp16", 0.25, ["vs_torch_back_to_back"])]
         models = {"context": {"torch": "2.11.0"}, "rows": rows}
-        self.assertIn('Slower in "short" (0.50 in bf16, 0.75 in fp32).', performance.headline(models, models, rows))
+        self.assertIn('The one slower shape is "short" (0.50x in bf16, 0.75x in fp32).', performance.headline(models, models, rows))
         models["rows"] += [row("tiny", "fp16", 0.9)]
-        self.assertIn('Slower in "short" (0.50 in bf16, 0.75 in fp32), "tiny" (0.90 in fp16).', performance.headline(models, models, rows))
+        self.assertIn('Slower shapes are "short" (0.50x in bf16, 0.75x in fp32), "tiny" (0.90x in fp16).', performance.headline(models, models, rows))
         models["rows"] = [row for row in rows if row["vs_sdpa"] > 1]
-        self.assertNotIn("Slower", performance.headline(models, models, rows))
+        self.assertNotIn("lower shape", performance.headline(models, models, rows))
 
     def test_halves_that_scatter_or_are_missing(self):
         rows = [{"dtype": "bf16", "threads": "1", "d": "64", "ratio": "2", "noisy": ["ratio"]}]
