@@ -200,12 +200,12 @@ TEST_CASE("guide: ragged batches", "[examples]") {
   std::vector<float> out_data(q_data.size());
   float* out = out_data.data();
 
-  const std::int32_t borders[] = {0, 3, 10};  // two sequences: 3 and 7 rows
+  const std::int32_t offsets[] = {0, 3, 10};  // two sequences: 3 and 7 rows
   rapt::AttentionArgs args;
   args.q = rapt::TensorView(q, {10, hq, d});
-  args.kv = rapt::KvSource::ragged({k, {10, hk, d}}, {v, {10, hk, d}}, {borders, {3}});
+  args.kv = rapt::KvSource::ragged({k, {10, hk, d}}, {v, {10, hk, d}}, {offsets, {3}});
   args.out = rapt::MutableTensorView(out, {10, hq, d});
-  args.cu_seqlens_q = rapt::TensorView(borders, {3});
+  args.cu_seqlens_q = rapt::TensorView(offsets, {3});
   rapt::attention(args);
 
   for (std::int64_t i = 0; i < 10 * hq; ++i) {
@@ -451,7 +451,7 @@ TEST_CASE("guide: plans, contexts and errors", "[examples]") {
   {
     rapt::ContextOptions options;
     options.executor = rapt::serial_executor();  // or openmp_executor(), or an Executor of your own
-    options.isa = rapt::usable_isas().back();    // at most this one, the plainest
+    options.isa = rapt::usable_isas().back();    // at most this one, the most basic
     options.observer = [](std::string_view line) { std::clog << line << '\n'; };
     const rapt::Context context(options);
     rapt::attention(queries, keys, values, result, {}, context);

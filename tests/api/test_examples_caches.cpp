@@ -289,7 +289,7 @@ TEST_CASE("guide: latent attention", "[examples]") {
     length += n;
 
     rapt::ScoreSpec score;
-    score.scale = 1 / std::sqrt(128.f + 64.f);  // that of the heads before their matrices were merged into the queries
+    score.scale = 1 / std::sqrt(128.f + 64.f);  // the scale of the original 192-column heads
     score.causal = true;
     rapt::attention({queries, cache.source({&length, {1}}), result, score});  // [1, hq, n, 576] to [1, hq, n, 512]
   }
