@@ -57,7 +57,7 @@ def append_kv(
     kv_dtype        The contents of k and v of uint8, as for rapt.attention.
 
     v may be a range of k's columns, k[..., a:b], if v_new is the same range of k_new's columns, k_new[..., a:b]. If k
-    has scales, a and b are group borders, and v_scale (v_zero) is a view of the scales (zeros) of these groups.
+    has scales, a and b are group boundaries, and v_scale (v_zero) is a view of the scales (zeros) of these groups.
 
     All other rows keep their contents. If a sequence has more new rows than a ring has rows, the last ones are kept.
     Raises TypeError or ValueError, which names the argument, before anything is written: also for rows past the end of

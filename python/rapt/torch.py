@@ -29,8 +29,8 @@ fallbacks errors:
 torch.distributed.tensor.experimental.context_parallel works on CPUs in a block around which rapt is enabled. It spreads
 the sequence over ranks with rapt.distributed, and takes no masks and no dropout.
 
-Modes and subclasses of torch.overrides see PyTorch's own function. Calls that they leave to it go to rapt. rapt takes
-CausalBias. In torch.profiler a call is the event "rapt::scaled_dot_product_attention".
+`__torch_function__` of modes and subclasses receives PyTorch's original function. If it calls that function, the call
+runs on rapt. rapt takes CausalBias. In torch.profiler a call is the event "rapt::scaled_dot_product_attention".
 
 On a GPU, the work is queued on PyTorch's current stream. PyTorch keeps the calls that it computes faster: values of
 more than 576 columns, and bfloat16 and float16 unless rapt's dispatch has a tensor-core kernel for them or RAPT_KERNEL
