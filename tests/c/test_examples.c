@@ -35,8 +35,8 @@ void test_examples(void) {
   if (rapt_context_create(&options, &context) != RAPT_OK ||
       rapt_plan_create_attention(&args, context, &plan) != RAPT_OK ||
       rapt_plan_run_attention(plan, &args, NULL, 0) != RAPT_OK)
-    fprintf(stderr, "%s: %s\n", rapt_last_error_argument(), rapt_last_error());
-  printf("%s on %d threads\n", rapt_plan_entry(plan), rapt_plan_threads(plan));
+    fprintf(stderr, "%s\n", rapt_last_error());
+  else printf("%s on %d threads\n", rapt_plan_entry(plan), rapt_plan_threads(plan));
   rapt_plan_destroy(plan);
   rapt_context_destroy(context);
 
