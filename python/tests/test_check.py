@@ -63,6 +63,12 @@ def test_ends_in_a_line_for_all(two_kernels, capsys):
     assert capsys.readouterr().out.startswith(f"OK: rapt {rapt.__version__}: 2 kernels, ")
 
 
+def test_says_what_it_could_not_check(two_kernels, monkeypatch, capsys):
+    monkeypatch.setattr(_check, "find_spec", lambda name: None)
+    assert _check.run() == 0
+    assert capsys.readouterr().out.endswith("were not checked, which needs ml_dtypes\n")
+
+
 def test_names_an_operation_without_a_check(two_kernels, monkeypatch, capsys):
     monkeypatch.delitem(_check.CHECKS, "merge_states")
     assert _check.run() == 0
