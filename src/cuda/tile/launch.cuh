@@ -24,6 +24,18 @@ __device__ inline void wait_on_dependent_grids() {
 #endif
 }
 
+// Lets `kernel` have `bytes` of dynamic shared memory. If it may not yet, it gets the most that the device has, because
+// another thread may be about to launch the same kernel with more than `bytes`.
+inline cudaError_t allow_shared_memory(const void* kernel, std::size_t bytes) {
+  constexpr std::size_t kWithoutAsking = 48 << 10;
+  if (bytes <= kWithoutAsking) return cudaSuccess;
+  cudaFuncAttributes attributes{};
+  if (const cudaError_t status = cudaFuncGetAttributes(&attributes, kernel); status != cudaSuccess) return status;
+  if (static_cast<std::size_t>(attributes.maxDynamicSharedSizeBytes) >= bytes) return cudaSuccess;
+  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                              max_shared_bytes() - static_cast<int>(attributes.sharedSizeBytes));
+}
+
 // kernel<<<blocks, threads, shared_bytes, stream>>>(arguments...), and the status of this launch; after <<<>>>
 // cudaGetLastError() might return that of an earlier call. `overlap_previous`: starts while the kernel before ends.
 // `cluster`: thread blocks of a cluster.
@@ -31,12 +43,8 @@ template <class... Parameters, class... Arguments>
 cudaError_t launch_clusters(dim3 cluster, bool overlap_previous, void (*kernel)(Parameters...), dim3 blocks,
                             unsigned threads, std::size_t shared_bytes, cudaStream_t stream,
                             const Arguments&... arguments) {
-  constexpr std::size_t kDefaultSharedBytes = 48 << 10;  // these need no attribute
-  if (shared_bytes > kDefaultSharedBytes) {
-    const cudaError_t status =
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
-    if (status != cudaSuccess) return status;
-  }
+  const cudaError_t status = allow_shared_memory(reinterpret_cast<const void*>(kernel), shared_bytes);
+  if (status != cudaSuccess) return status;
   cudaLaunchAttribute attributes[2]{};
   unsigned count = 0;
   if (overlap_previous) {
