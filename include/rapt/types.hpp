@@ -1,6 +1,10 @@
 // Data types, devices, instruction sets and the error type.
 #pragma once
 
+#if __cplusplus < 202002L
+#error "rapt's C++ headers need C++20: compile with -std=c++20, or link rapt::rapt in CMake. rapt/rapt.h is for C11."
+#endif
+
 #include <cstddef>
 #include <cstdint>
 #include <stdexcept>
