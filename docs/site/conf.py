@@ -10,6 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from sphinx.addnodes import nodes, pending_xref
+
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 DOXYGEN = ROOT / "build" / "site_doxygen"
@@ -63,6 +65,18 @@ def short_name(app, env, node, content):
     return type(content)(node["reftarget"].rsplit(".", 1)[-1]) if node.get("refdomain") == "py" else None
 
 
+def link_pages(app, doctree):
+    """The names of pages in docstrings and headers' comments, such as docs/contract.md, are links."""
+    page = app.env.docname
+    for text in list(doctree.findall(nodes.Text)) if page.startswith("docs/site/") else []:
+        parts = re.split(r"\b(docs/[\w/]+)\.md\b", text.astext())
+        if len(parts) > 1 and not isinstance(text.parent, (nodes.FixedTextElement, nodes.reference)):
+            for i in range(1, len(parts), 2):
+                target = dict(refdomain="std", reftype="doc", reftarget=f"/{parts[i]}", refexplicit=True, refwarn=True, refdoc=page)
+                parts[i] = pending_xref("", nodes.inline("", f"{parts[i]}.md"), **target)
+            text.parent.replace(text, [nodes.Text(part) if isinstance(part, str) else part for part in parts])
+
+
 def check_headers():
     pages = [page.read_text(encoding="utf-8") for page in HERE.rglob("*.rst")]
     names = {str(header.relative_to(headers.INCLUDE)) for header in headers.INCLUDE.rglob("*.h*")} - {"rapt.hpp", "export.h"}
@@ -96,5 +110,6 @@ def setup(app):
     run_doxygen()
     app.connect("source-read", read_page)
     app.connect("autodoc-process-docstring", read_docstring)
+    app.connect("doctree-read", link_pages)
     app.connect("missing-reference", short_name)
     app.connect("build-finished", redirect)

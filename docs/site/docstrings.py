@@ -7,10 +7,9 @@ NAMES = re.compile(r"^\w+(, \w+)*$")  # that are longer than their column, on a 
 
 
 def escaped(text):
-    """Nothing but `code` is markup, and the names of pages."""
+    """Nothing but `code` is markup."""
     parts = re.split(r"(`[^`]+`)", text)
-    text = "".join(part if i % 2 else re.sub(r"[\\*|`]|_(?!\w)", r"\\\g<0>", part) for i, part in enumerate(parts))
-    return re.sub(r"\b(docs/[\w/]+)\.md\b", r":doc:`\1.md </\1>`", text)
+    return "".join(part if i % 2 else re.sub(r"[\\*|`]|_(?!\w)", r"\\\g<0>", part) for i, part in enumerate(parts))
 
 
 def blocks(lines):
