@@ -13,18 +13,31 @@ macro(rapt_debian_package component name section description)
   set(CPACK_DEBIAN_${upper}_PACKAGE_SECTION ${section})
   set(CPACK_COMPONENT_${upper}_DESCRIPTION "${description}")
   set(CPACK_COMPONENT_${upper}_DEPENDS ${package_NEEDS})
-  set(copyright ${PROJECT_BINARY_DIR}/copyright_${component})
-  file(WRITE ${copyright} "")
+  # In Debian's machine-readable form: lines of texts are indented, and empty lines are dots.
+  set(licenses Apache-2.0)
+  set(texts "")
   foreach(file IN ITEMS LICENSE ${package_NOTICES})
+    cmake_path(GET file STEM license)
+    if(file STREQUAL LICENSE)
+      set(license Apache-2.0)
+    else()
+      string(APPEND licenses " and ${license}")
+    endif()
     file(READ ${file} text)
-    file(APPEND ${copyright} "${text}\n")
+    string(STRIP "${text}" text)
+    string(REGEX REPLACE "\n([ \t]*\n)+" "\n.\n" text "${text}")
+    string(REPLACE "\n" "\n " text "${text}")
+    string(APPEND texts "\nLicense: ${license}\n ${text}\n")
   endforeach()
+  set(copyright ${PROJECT_BINARY_DIR}/copyright_${component})
+  file(WRITE ${copyright} "Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/\nUpstream-Name: rapt\n\n"
+       "Files: *\nCopyright: the rapt authors, and those that the licenses name\nLicense: ${licenses}\n${texts}")
   # Not a path below the prefix, which for Python is a folder of modules.
   install(FILES ${copyright} DESTINATION /usr/share/doc/${name} RENAME copyright COMPONENT ${component} EXCLUDE_FROM_ALL)
 endmacro()
 
 if(RAPT_PYTHON)
-  rapt_debian_package(python python3-rapt python "Attention for NumPy, PyTorch and transformers."
+  rapt_debian_package(python python3-rapt python "attention kernels for CPUs: Python package\nFor NumPy, PyTorch and transformers."
                       NOTICES notices/nanobind.txt notices/robin_map.txt notices/xsimd.txt)
   find_package(Python REQUIRED COMPONENTS Interpreter)
   set(rapt_python ${Python_VERSION_MAJOR}.${Python_VERSION_MINOR})
@@ -47,30 +60,38 @@ if(RAPT_PYTHON)
   file(WRITE ${metadata}/INSTALLER "debian\n")
   install(DIRECTORY ${metadata} DESTINATION . COMPONENT python EXCLUDE_FROM_ALL)
 else()
-  rapt_debian_package(rapt_library librapt${rapt_soversion} libs "The shared library." NOTICES notices/xsimd.txt)
+  rapt_debian_package(rapt_library librapt${rapt_soversion} libs "attention kernels for CPUs: shared library" NOTICES notices/xsimd.txt)
   rapt_debian_package(rapt_development librapt-dev libdevel
-                      "Headers for C++20 and C11, and rapt's files for CMake and pkg-config." NEEDS rapt_library)
+                      "attention kernels for CPUs: development files\nHeaders for C++20 and C11, and rapt's files for CMake and pkg-config."
+                      NEEDS rapt_library)
   if(rapt_have_cuda)
     set(terms python/cuda/NOTICE)
     if(RAPT_CUDA_EULA)
       list(APPEND terms ${RAPT_CUDA_EULA})
     endif()
     rapt_debian_package(rapt_cuda librapt-cuda${rapt_soversion} libs
-                        "The NVIDIA GPU kernels, which the library loads at the first use of a GPU. Contains NVIDIA's CUDA runtime."
+                        "attention kernels for NVIDIA GPUs\nThe library loads them at the first use of a GPU. Contains NVIDIA's CUDA runtime."
                         NEEDS rapt_library NOTICES ${terms})
   endif()
   set(CPACK_DEBIAN_PACKAGE_GENERATE_SHLIBS ON)
   if(TARGET rapt_cli)
     rapt_debian_package(rapt_tools rapt-tools science
-                        "The rapt command: what a machine has, checks against float64, benchmarks."
+                        "attention kernels for CPUs: the rapt command\nLists a machine's kernels, checks them against float64, and times them."
                         NEEDS rapt_library NOTICES notices/CLI11.txt notices/Eigen3.txt notices/nlohmann_json.txt)
+    if(NOT CMAKE_CROSSCOMPILING)
+      set(man ${PROJECT_BINARY_DIR}/rapt.1)
+      install(CODE "execute_process(COMMAND ${CMAKE_COMMAND} -DRAPT=$<TARGET_FILE:rapt_cli> -DTO=${man} -P ${CMAKE_CURRENT_LIST_DIR}/man.cmake
+                    COMMAND_ERROR_IS_FATAL ANY)\nexecute_process(COMMAND gzip -9nf ${man} COMMAND_ERROR_IS_FATAL ANY)"
+              COMPONENT rapt_tools EXCLUDE_FROM_ALL)
+      install(FILES ${man}.gz DESTINATION /usr/share/man/man1 COMPONENT rapt_tools EXCLUDE_FROM_ALL)
+    endif()
   endif()
 endif()
 
 set(CPACK_GENERATOR DEB)
 set(CPACK_PACKAGE_NAME rapt)
 string(REPLACE ".dev" "~dev" CPACK_PACKAGE_VERSION ${rapt_version})  # dpkg sorts 0.3.0~dev0 before 0.3.0
-set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "${PROJECT_DESCRIPTION}")
+set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "")  # it would be the first line of every package's description
 set(CPACK_STRIP_FILES ON)
 set(CPACK_PACKAGING_INSTALL_PREFIX ${CMAKE_INSTALL_PREFIX})
 set(CPACK_COMPONENTS_GROUPING IGNORE)

@@ -32,6 +32,7 @@ cmake --build "$work/cmake"
 # shellcheck disable=SC2046
 c++ -std=c++20 "$here/consumer.cpp" $(pkg-config --cflags --libs rapt) -o "$work/consumer"
 "$work/consumer"
+dpkg -L rapt-tools | grep -qx /usr/share/man/man1/rapt.1.gz
 /usr/bin/rapt check --problem "b=1 hq=2 sq=48 d=16 causal"
 /usr/bin/rapt demo --threads 1
 cd "$work"

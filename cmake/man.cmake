@@ -1,0 +1,21 @@
+# cmake -DRAPT=<program> -DTO=<file> -P man.cmake: a manual page from the texts that the program's --help prints.
+function(help_of variable)
+  execute_process(COMMAND ${RAPT} ${ARGN} --help OUTPUT_VARIABLE text COMMAND_ERROR_IS_FATAL ANY)
+  string(REGEX REPLACE "(--threads INT):INT in [^\n=]*" "\\1" text "${text}")  # what depends on this machine
+  string(REGEX REPLACE "(--data-dir TEXT):DIR=[^\n]*" "\\1" text "${text}")
+  string(REPLACE "\\" "\\e" text "${text}")
+  string(REPLACE "-" "\\-" text "${text}")
+  string(REGEX REPLACE "(^|\n)([.'])" "\\1\\\\&\\2" text "${text}")
+  set(${variable} ".nf\n${text}.fi\n" PARENT_SCOPE)
+endfunction()
+
+help_of(text)
+string(REGEX MATCHALL "\n  [a-z]+ " commands "${text}")
+set(page ".TH RAPT 1\n.SH NAME\nrapt \\- list, check and time attention kernels\n.SH DESCRIPTION\n${text}")
+foreach(command IN LISTS commands)
+  string(STRIP ${command} command)
+  help_of(text ${command})
+  string(TOUPPER ${command} title)
+  string(APPEND page ".SH ${title}\n${text}")
+endforeach()
+file(WRITE ${TO} "${page}")
