@@ -1,8 +1,8 @@
-"""Fails if a retired word of docs/glossary.md appears as a whole word or phrase.
+"""Fails if a word of docs/internals/retired_words.md appears as a whole word or phrase.
 
 usage: glossary.py <repository> <file or folder>...
 
-The lists are the first columns of the tables in the glossary's sections "Retired ...". The title of a section names the folders that
+The lists are the first columns of the tables in its sections "Retired ...". The title of a section names the folders that
 it is for; without any it is for all.
 """
 
@@ -16,7 +16,7 @@ TEXT = {".c", ".cmake", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".md", ".py", ".pyi
 def retired_words(section):
     words = [word for row in re.findall(r"(?m)^\| (`[^|]*) \|", section) for word in re.findall(r"`([^`]+)`", row)]
     if not words:
-        sys.exit("docs/glossary.md: a section of retired words lists none")
+        sys.exit("docs/internals/retired_words.md: a section of retired words lists none")
     return words
 
 
@@ -35,13 +35,15 @@ def pattern_of(section):
 
 def main():
     root = Path(sys.argv[1])
-    glossary = root / "docs" / "glossary.md"
-    before, *sections = re.split(r"(?m)^## (Retired .*)$", glossary.read_text(encoding="utf-8"))
+    lists = root / "docs" / "internals" / "retired_words.md"
+    sections = re.split(r"(?m)^## (Retired .*)$", lists.read_text(encoding="utf-8"))[1:]
     rules = [([root / folder for folder in re.findall(r"`([^`]+)`", title)], pattern_of(section))
              for title, section in zip(sections[::2], sections[1::2])]
     found, count = [], 0
     for path in (file for name in sys.argv[2:] for file in text_files(root / name)):
-        text = before if path == glossary else path.read_text(encoding="utf-8")
+        if path == lists:
+            continue
+        text = path.read_text(encoding="utf-8")
         count += 1
         for folders, pattern in rules:
             if folders and not any(folder in path.parents for folder in folders):
@@ -49,7 +51,7 @@ def main():
             for match in pattern.finditer(text):
                 found.append(f"{path.relative_to(root)}:{text.count(chr(10), 0, match.start()) + 1}: {match[0]}")
     print("\n".join(found) or f"{count} files")
-    sys.exit(f"{len(found)} retired words; docs/glossary.md has what to write instead" if found else 0)
+    sys.exit(f"{len(found)} retired words; docs/internals/retired_words.md has what to write instead" if found else 0)
 
 
 main()
