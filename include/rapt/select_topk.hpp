@@ -20,7 +20,8 @@ struct SelectTopkArgs {
 
 /// Selects the positions of the n largest scores of each row. The selection is exact and the same for any number of
 /// threads: the larger score first, of equal scores the lower position; -0 equals 0, and NaN counts as the largest. If
-/// fewer than n scores are above -inf, the other entries of `indices` are -1. Tensors may have any strides.
+/// fewer than n scores are above -inf, the other entries of `indices` are -1. Tensors may have any strides and
+/// are on one device.
 ///
 /// Throws Error before anything is written. Reentrant. `workspace` as for attention(). FLOPs (cost.hpp): none.
 RAPT_API void select_topk(const SelectTopkArgs& args, const Context& context = default_context(),
@@ -36,6 +37,7 @@ inline void select_topk(const TensorView& scores, const MutableTensorView& indic
 ///
 /// max_workspace_bytes() covers problems with smaller rows and sk.
 struct SelectTopkProblem {
+  DeviceType device = DeviceType::cpu;
   std::int64_t rows = 1;
   std::int64_t sk = 0;
   std::int64_t n = 1;

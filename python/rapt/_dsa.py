@@ -119,8 +119,8 @@ def select_topk(scores: Array, n: int, *, out: Array | None = None, threads: int
     0, and NaN counts as the largest. -inf is never selected. If fewer than n scores are above -inf, the other entries
     of the row are -1.
 
-    Returns int32 [..., n]: a PyTorch tensor if scores is one, otherwise NumPy's. Raises TypeError or ValueError, which
-    names the argument, before anything is written. Releases the GIL.
+    Returns int32 [..., n]: a PyTorch tensor on the same device if scores is one, otherwise NumPy's. Raises TypeError or
+    ValueError, which names the argument, before anything is written. Releases the GIL.
     """
     shape = (*shape_of("scores", scores)[:-1], count_of(n))
     made = _indices("scores", scores, shape, out)

@@ -73,7 +73,7 @@ def _(*given: Any) -> Tensor:
 
 
 @torch.library.custom_op(
-    "rapt::select_topk", mutates_args=(), device_types="cpu", schema="(Tensor scores, SymInt n) -> Tensor"
+    "rapt::select_topk", mutates_args=(), device_types=("cpu", "cuda"), schema="(Tensor scores, SymInt n) -> Tensor"
 )
 def _select_operator(scores: Tensor, n: int) -> Tensor:
     with torch.no_grad():
@@ -304,13 +304,13 @@ def index_topk(
 def select_topk(
     scores: Tensor, n: int, *, out: Tensor | None = None, threads: int | None = None, isa: str | None = None
 ) -> Tensor:
-    """rapt.dsa.select_topk for PyTorch tensors on the CPU, also as an operator under torch.compile.
+    """rapt.dsa.select_topk for PyTorch tensors, also as an operator under torch.compile.
 
     Takes and returns what rapt.dsa.select_topk does. `out`, `threads` and `isa` are for eager calls. A selection has no
     gradient: scores that require grad are accepted, and no gradient is recorded. Gathering values with the indices has
     gradients. Raises TypeError or ValueError, which names the argument.
     """
-    _check("select_topk", {"scores": scores}, out)
+    _refusals.check_tensors({"scores": scores, "out": out}, "rapt.dsa.select_topk")
     with torch.no_grad():
         if _refusals.is_eager(scores, out):
             result: Tensor = rapt.dsa.select_topk(scores, n, out=out, threads=threads, isa=isa)

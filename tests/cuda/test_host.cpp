@@ -210,15 +210,8 @@ TEST_CASE("cuda host: entries say what they multiply in, which GPUs they need an
        128,
        Operation::delta_rule},
       {"delta_rule.f32.cuda", "f32", "cuda", Phase::all, {kF32, kBf16, kF16}, 1, 256, 256, Operation::delta_rule},
-      {"merge_states.f32.cuda",
-       "f32",
-       "cuda",
-       Phase::all,
-       {kF32, kBf16, kF16},
-       1,
-       8192,
-       8192,
-       Operation::merge_states}};
+      {"merge_states.f32.cuda", "f32", "cuda", Phase::all, {kF32, kBf16, kF16}, 1, 8192, 8192, Operation::merge_states},
+      {"select_topk.f32.cuda", "f32", "cuda", Phase::all, {kF32}, 1, 8192, 8192, Operation::select_topk}};
   std::size_t found = 0;
   for (const EntryInfo& info : entries()) {
     if (info.backend != "cuda") continue;

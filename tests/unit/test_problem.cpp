@@ -370,7 +370,7 @@ TEST_CASE("problem: every field of index_scores and select_topk survives and cou
                                "topk=1",
                                "topk=2048",
                                "topk=2048 scores"});
-  check_words("select_topk", {"", "rows=3", "sk=6", "n=2"});
+  check_words("select_topk", {"", "device=cuda", "rows=3", "sk=6", "n=2"});
   CHECK(
       to_string(parse_problem(" index_scores topk=2048 align=bottom_right d=128 h=64 sk=8192 sq=64 b=1 dtype=bf16")) ==
       "index_scores dtype=bf16 b=1 sq=64 sk=8192 h=64 d=128 align=bottom_right topk=2048");

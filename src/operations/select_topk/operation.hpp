@@ -14,6 +14,7 @@ struct OperationOf<SelectTopkArgs> {
       read<&C::scores, &Args::scores>("scores", kF32, "... sk").minus_infinity_allowed(),
       written<&C::indices, &Args::indices>("indices", kI32, "... n"),
   };
+  static Device device(const Args& args) { return args.scores.device; }
   static Call bind(const Args& args, Bound& bound);
 };
 

@@ -12,7 +12,7 @@ namespace {
 
 using P = SelectTopkProblem;
 
-constexpr Field<P> kFields[] = {size_field<P, &P::rows>("rows"), size_field<P, &P::sk>("sk"),
+constexpr Field<P> kFields[] = {device_field<P>(), size_field<P, &P::rows>("rows"), size_field<P, &P::sk>("sk"),
                                 size_field<P, &P::n>("n")};
 
 }  // namespace
@@ -37,7 +37,7 @@ Call OperationOf<SelectTopkArgs>::bind(const Args& args, Bound& bound) {
   const auto [b, h, s] = bound.last_rows();
   const bool is_empty = bound.writes_nothing();
   const std::int64_t sk = bound[arguments.id("sk")], n = bound[arguments.id("n")];
-  const P problem{is_empty ? 0 : b * h * s, sk, n};
+  const P problem{bound.device.type, is_empty ? 0 : b * h * s, sk, n};
   check(problem);
   const SelectTopkParams params{static_cast<const float*>(args.scores.data),
                                 static_cast<std::int32_t*>(args.indices.data),
@@ -48,7 +48,7 @@ Call OperationOf<SelectTopkArgs>::bind(const Args& args, Bound& bound) {
                                 s,
                                 sk,
                                 n};
-  return {problem, params, {}, is_empty, nullptr};
+  return {problem, params, bound.device, is_empty, nullptr};
 }
 
 Needs needs_of(const SelectTopkProblem&) {

@@ -131,4 +131,8 @@ SelectTopkCase CaseOf<SelectTopkProblem>::timed(const SelectTopkProblem& problem
   return inputs;
 }
 
+void move_tensors(SelectTopkArgs& args, DeviceTensors& tensors) {
+  tensors.move(args.scores), tensors.move(args.indices);
+}
+
 }  // namespace rapt::testing

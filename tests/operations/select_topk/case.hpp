@@ -7,6 +7,7 @@
 
 #include "rapt/select_topk.hpp"
 #include "support/case_of.hpp"
+#include "support/device.hpp"
 
 namespace rapt::testing {
 
@@ -39,6 +40,7 @@ struct SelectTopkCase {
 
   SelectTopkArgs args();
   void run(const Context& context) { select_topk(args(), context); }
+  void run(const Forced& context) { testing::run(args(), context); }
   /// Makes inputs read-only where the placement allows it.
   void protect_inputs();
   /// Poisons the indices again.
@@ -60,6 +62,9 @@ struct CaseOf<SelectTopkProblem> : CaseTraits<SelectTopkProblem, SelectTopkCase>
   /// All rows are normal numbers.
   static SelectTopkCase timed(const SelectTopkProblem& problem, std::uint64_t seed);
 };
+
+/// For DeviceCallOf.
+void move_tensors(SelectTopkArgs& args, DeviceTensors& tensors);
 
 /// Up to 20 rows of as many scores, n on either side of their number.
 SelectTopkProblem sample_select_topk(std::mt19937_64& random);

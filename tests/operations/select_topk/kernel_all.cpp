@@ -47,7 +47,7 @@ TEST_CASE("select_topk: the sort that it is held to", "[kernel]") {
 TEST_CASE("select_topk: every n of every number of scores", "[kernel]") {
   for (const int64_t sk : {1, 2, 3, 7, 8, 15, 16, 17, 31, 32, 33, 47, 48, 49, 50, 63, 64, 65, 100, 129}) {
     for (int64_t n = 1; n <= sk + 3; n += n < 20 || n > sk - 3 ? 1 : 7) {
-      SelectTopkProblem problem{static_cast<int64_t>(kScoreRows), sk, n};
+      const SelectTopkProblem problem{DeviceType::cpu, static_cast<int64_t>(kScoreRows), sk, n};
       SelectTopkCase c(problem, static_cast<std::uint64_t>(sk + n), Placement::back,
                        n % 2 ? Spacing::gaps : Spacing::dense);
       c.protect_inputs();
@@ -59,7 +59,7 @@ TEST_CASE("select_topk: every n of every number of scores", "[kernel]") {
 TEST_CASE("select_topk: long rows of every kind", "[kernel]") {
   for (const int64_t sk : {1000, 2047, 5000, 30000})
     for (const int64_t n : {1, 2, 48, 49, 500, 2048, 4999, 30000, 30001}) {
-      SelectTopkCase c({static_cast<int64_t>(kScoreRows), sk, n}, static_cast<std::uint64_t>(n));
+      SelectTopkCase c({DeviceType::cpu, static_cast<int64_t>(kScoreRows), sk, n}, static_cast<std::uint64_t>(n));
       check_every_entry(c);
     }
 }
@@ -70,9 +70,9 @@ TEST_CASE("select_topk: rows without scores may have any strides", "[kernel]") {
   SelectTopkArgs args;
   args.scores = TensorView(&nothing, {3, 0}, {std::numeric_limits<int64_t>::max(), 1});
   args.indices = MutableTensorView(indices.data(), {3, 2});
-  for (const std::string& entry : usable_entries(problem_of("rows=3 sk=0 n=2"))) {
+  for (const std::string& entry : every_entry(problem_of("rows=3 sk=0 n=2"))) {
     std::fill(indices.begin(), indices.end(), 7);
-    select_topk(args, forced(entry));
+    run(args, forced(entry));
     CHECK(indices == std::vector<std::int32_t>(6, -1));
   }
 }
