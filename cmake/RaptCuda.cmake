@@ -66,7 +66,7 @@ function(rapt_set_cuda_properties target)
 endfunction()
 
 file(GLOB rapt_cuda_kernels CONFIGURE_DEPENDS src/cuda/kernels/*.cu)
-list(FILTER rapt_cuda_kernels EXCLUDE REGEX "/attention_|/delta_rule_")  # most of those are Hopper's
+list(FILTER rapt_cuda_kernels EXCLUDE REGEX "/attention_|/delta_rule_|/index_scores_")  # most of those are Hopper's
 add_library(rapt_cuda OBJECT ${rapt_cuda_kernels} src/cuda/kernels/attention_backward_naive.cu
             src/cuda/kernels/attention_naive.cu src/cuda/kernels/attention_simt.cu)
 rapt_set_cuda_properties(rapt_cuda)
@@ -80,7 +80,8 @@ if("${rapt_cuda_architectures}" MATCHES "90a")
               src/cuda/kernels/attention_decode_f32.cu src/cuda/kernels/attention_decode_m64.cu
               src/cuda/kernels/attention_latent.cu src/cuda/kernels/attention_prefill.cu
               src/cuda/kernels/attention_prefill_f32.cu src/cuda/kernels/attention_prefill_f8.cu
-              src/cuda/kernels/delta_rule_decode.cu src/cuda/kernels/delta_rule_prefill.cu)
+              src/cuda/kernels/delta_rule_decode.cu src/cuda/kernels/delta_rule_prefill.cu
+              src/cuda/kernels/index_scores_tiles.cu)
   rapt_set_cuda_properties(rapt_cuda_sm90a)
   set(rapt_sm90a_architectures ${rapt_cuda_architectures})
   list(FILTER rapt_sm90a_architectures INCLUDE REGEX "^90a")

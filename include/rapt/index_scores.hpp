@@ -47,6 +47,9 @@ struct IndexScoresArgs {
 /// than n remain, the other entries of `indices` are -1. Products and sums are fp32. The bits depend only on the inputs
 /// and the ISA.
 ///
+/// All tensors are on one device. On a GPU, values of seqlens and block_table are not validated: they are clamped to
+/// what the tensors hold. Without `scores`, the workspace there holds the scores of as many queries as fit 256 MB.
+///
 /// Throws Error before anything is written. Reentrant. `workspace` as for attention(). FLOPs (cost.hpp): q.k over the
 /// visible (query, key) pairs, in all heads.
 RAPT_API void index_scores(const IndexScoresArgs& args, const Context& context = default_context(),
@@ -63,6 +66,7 @@ struct IndexScoresProblem {
 
   DType q_dtype = DType::f32;  ///< text: q=, or dtype= for both types
   DType k_dtype = DType::f32;  ///< text: k=
+  DeviceType device = DeviceType::cpu;
   std::int64_t b = 1;
   std::int64_t sq = 1;
   std::int64_t sk = 0;  ///< text default: sq; paged: the room of the block table

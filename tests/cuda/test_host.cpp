@@ -210,6 +210,24 @@ TEST_CASE("cuda host: entries say what they multiply in, which GPUs they need an
        128,
        Operation::delta_rule},
       {"delta_rule.f32.cuda", "f32", "cuda", Phase::all, {kF32, kBf16, kF16}, 1, 256, 256, Operation::delta_rule},
+      {"index_scores.bf16.cuda.sm90a",
+       "bf16",
+       "sm90a",
+       Phase::all,
+       {kBf16, DType::i8, DType::f8e4m3, DType::f8e5m2},
+       1,
+       128,
+       128,
+       Operation::index_scores},
+      {"index_scores.f32.cuda",
+       "f32",
+       "cuda",
+       Phase::all,
+       {kF32, kBf16, kF16, DType::i8, DType::f8e4m3, DType::f8e5m2},
+       1,
+       8192,
+       8192,
+       Operation::index_scores},
       {"merge_states.f32.cuda", "f32", "cuda", Phase::all, {kF32, kBf16, kF16}, 1, 8192, 8192, Operation::merge_states},
       {"select_topk.f32.cuda", "f32", "cuda", Phase::all, {kF32}, 1, 8192, 8192, Operation::select_topk}};
   std::size_t found = 0;
@@ -443,6 +461,69 @@ TEST_CASE("cuda host: dS is kept in portions that occupy a GPU, and the largest 
         INFO(smaller.to_string());
         CHECK(Plan(smaller).workspace_bytes() <= max_workspace_bytes(problem(largest)));
       }
+}
+
+TEST_CASE("cuda host: index scores go to tensor cores where these take the call", "[unit]") {
+  const auto entry = [](const std::string& words, const std::string& sizes = "h=64 d=128") {
+    return Plan(IndexScoresProblem::parse("index_scores device=cuda sq=300 full " + sizes + " " + words)).entry();
+  };
+  const std::string simt = "index_scores.f32.cuda";
+  const std::string tiles = has_entry("index_scores.bf16.cuda.sm90a") ? "index_scores.bf16.cuda.sm90a" : simt;
+  for (const char* words : {"dtype=bf16", "dtype=bf16 topk=9 scores", "q=bf16 k=i8 scales", "q=bf16 k=f8e4m3 linear",
+                            "q=bf16 k=f8e5m2 seqlens page=100 ranges"})
+    CHECK(entry(words) == tiles);
+  for (const char* sizes : {"h=1 d=16", "h=128 d=112"}) CHECK(entry("dtype=bf16", sizes) == tiles);
+  for (const char* words : {"", "dtype=f16", "q=f32 k=bf16", "q=bf16 k=f16", "q=f16 k=i8 scales"})
+    CHECK(entry(words) == simt);
+  for (const char* sizes : {"h=129 d=128", "h=64 d=144", "h=64 d=8", "h=64 d=100"})
+    CHECK(entry("dtype=bf16", sizes) == simt);
+}
+
+TEST_CASE("cuda host: scores to select from are in the workspace, of a portion of the queries at a time", "[unit]") {
+  const auto problem = [](const std::string& words) {
+    return IndexScoresProblem::parse("index_scores device=cuda dtype=bf16 h=8 d=64 full " + words);
+  };
+  constexpr std::size_t kAll = std::size_t{256} << 20;
+  const auto bytes = [&](const std::string& words) { return Plan(problem(words)).workspace_bytes(); };
+  CHECK(bytes("sq=8192 topk=9") == kAll);
+  CHECK(bytes("b=100 sq=1000 topk=9") <= kAll);
+  CHECK(bytes("b=100 sq=1000 topk=9") > kAll - 4 * 1000 * 1000);
+  CHECK(bytes("b=2 sq=3 sk=100 topk=9") == 2432);  // 2400, in whole lines
+  CHECK(bytes("sq=8192") == 0);
+  CHECK(bytes("sq=8192 topk=9 scores") == 0);
+  CHECK(bytes("sq=3 sk=100000000 topk=9") == 400000000);  // one query
+  for (const char* largest :
+       {"b=3 sq=5000 sk=9000 topk=9", "b=1 sq=3 sk=100000000 topk=9", "b=70 sq=1 sk=65536 topk=9"})
+    for (const std::int64_t b : {1, 2, 3, 70})
+      for (const std::int64_t sq : {1, 3, 1000, 5000})
+        for (const std::int64_t sk : {1, 1000, 8191, 9000, 65536, 100000000}) {
+          IndexScoresProblem smaller = problem(largest);
+          if (b > smaller.b || sq > smaller.sq || sk > smaller.sk) continue;
+          smaller.b = b, smaller.sq = sq, smaller.sk = sk;
+          INFO(smaller.to_string());
+          CHECK(Plan(smaller).workspace_bytes() <= max_workspace_bytes(problem(largest)));
+        }
+
+  const auto launches = [](std::int64_t b, std::int64_t sq, std::int64_t sk) {
+    const auto on_device = [](auto view) {
+      view.device = {DeviceType::cuda, 0};
+      return view;
+    };
+    IndexScoresArgs args;
+    args.q = on_device(TensorView(somewhere(1), {b, sq, 2, 16}));
+    args.k = on_device(TensorView(somewhere(2), {b, sk, 16}));
+    args.weights = on_device(TensorView(somewhere(3), {b, sq, 2}));
+    auto* const indices = reinterpret_cast<std::int32_t*>(somewhere(4));
+    args.indices = on_device(MutableTensorView(indices, {b, sq, 9}));
+    args.causal = false;
+    fake = FakeCuda();
+    index_scores(args);
+    return fake.launches;
+  };
+  CHECK(launches(1, 8192, 8192) == 2);
+  CHECK(launches(1, 8193, 8192) == 4);
+  CHECK(launches(5, 1000, 32768) == 6);  // two sequences, two, and one
+  CHECK(launches(2, 2048, 65536) == 8);
 }
 
 TEST_CASE("cuda host: states are copied as wholes where they lie so", "[unit]") {

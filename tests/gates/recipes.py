@@ -58,7 +58,7 @@ EXAMPLES += [
               "python/rapt/_flash_attn_cache.py", "python/rapt/_fp8_rows.py", "python/rapt/_model_cache_place.py", "python/rapt/_vllm_attention.py", "python/rapt/mla.py",
               "src/api/onnxruntime/", "src/cuda/kernels/kernels.hpp", "src/cuda/tile/append_row.cuh", "src/operations/rotary_append_kv/",
               "tests/operations/rotary_append_kv/"),
-    operation("select_topk", "python/rapt/_dsa", "python/rapt/dsa.py", "python/rapt/torch.py", "python/src/dsa.cpp",
+    operation("select_topk", "python/rapt/_dsa", "python/rapt/dsa.py", "python/rapt/torch.py", "python/src/dsa.cpp", "src/operations/index_scores/",
               "tests/fuzz/fuzz_validate_index_scores.cpp", "tests/operations/index_scores/"),
     operation("index_scores", "python/rapt/_dsa", "python/rapt/dsa.py", "python/rapt/torch.py", "python/src/dsa.cpp",
               "src/cpu/tile/index_rows.hpp", "tests/fuzz/fuzz_validate_index_scores.cpp"),

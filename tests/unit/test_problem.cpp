@@ -351,6 +351,7 @@ TEST_CASE("problem: every field of index_scores and select_topk survives and cou
                                "k=f16",
                                "k=i8",
                                "q=bf16 k=f8e4m3",
+                               "device=cuda",
                                "b=3",
                                "sq=6",
                                "sk=6",

@@ -29,6 +29,7 @@ struct OperationOf<IndexScoresArgs> {
       written<&C::indices, &Args::indices>("indices", kI32, "b sq n").optional(),
   };
   static unsigned features(const Args& args) { return args.block_table ? kPaged : kStrided; }
+  static Device device(const Args& args) { return args.q.device; }
   static Call bind(const Args& args, Bound& bound);
   static void set_scalars(const C& c, Args& args);
 };

@@ -37,6 +37,7 @@ constexpr Field<P> kFields[] = {
        if (p.q_dtype != p.k_dtype) print_word(text, key, to_string(p.k_dtype));
      },
      [](P& p, const Word& word) { p.k_dtype = word.dtype(); }},
+    device_field<P>(),
     size_field<P, &P::b>("b"),
     size_field<P, &P::sq>("sq"),
     size_field_like<P, &P::sk, &P::sq>("sk"),
@@ -61,7 +62,7 @@ using Op = OperationOf<IndexScoresArgs>;
 
 constexpr const char* kOrFull = ", or causal = false";
 
-// The values of lengths and pages.
+// The values of lengths and pages, which on a device cannot be read here.
 void check_lengths(const P& p, const IndexScoresParams& f) {
   for (int64_t i = 0; i < p.b && p.lengths; ++i) {
     const int64_t n = f.k_len[i];
@@ -128,7 +129,7 @@ Call Op::bind(const Args& args, Bound& bound) {
   const TensorView &q = args.q, &k = args.k, &weights = args.weights;
   if (!args.scores && !args.indices) throw Error("scores", "no tensor, nor indices", "one of them or both");
   P p;
-  p.q_dtype = q.dtype, p.k_dtype = k.dtype;
+  p.q_dtype = q.dtype, p.k_dtype = k.dtype, p.device = bound.device.type;
   p.b = bound[arguments.id("b")], p.sq = bound[arguments.id("sq")], p.sk = bound[arguments.id("sk")];
   p.h = bound[arguments.id("h")], p.d = bound[arguments.id("d")];
   if (bound.features == kPaged) p.page_size = bound[arguments.id("page_size")];
@@ -174,8 +175,9 @@ Call Op::bind(const Args& args, Bound& bound) {
   f.score.offset = p.align_offset;
   f.score.bottom_right = p.align == P::Align::bottom_right;
   f.score.modifier_rows = f.score.modifier_keys = kNoLimit;
-  check_lengths(p, f);
-  return {p, f, {}, bound.writes_nothing(), nullptr};
+  if (p.device == DeviceType::cpu) check_lengths(p, f);
+  else if (p.page_size > 0 && f.page_count == 0) f.score.modifier_keys = 0;  // no key is there, whatever lengths say
+  return {p, f, bound.device, bound.writes_nothing(), nullptr};
 }
 
 void Op::set_scalars(const C& c, Args& args) {

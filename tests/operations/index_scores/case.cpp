@@ -234,4 +234,11 @@ bool CaseOf<IndexScoresProblem>::is_large(const IndexScoresProblem& p) {
   return real(p.b * p.sq) * real(p.h * p.d) * real(p.sk) > kMaxProducts;
 }
 
+void move_tensors(IndexScoresArgs& args, DeviceTensors& tensors) {
+  tensors.move(args.scores), tensors.move(args.indices);
+  for (TensorView* t : {&args.q, &args.k, &args.weights, &args.k_scale, &args.seqlens, &args.block_table,
+                        &args.key_begin, &args.key_end})
+    tensors.move(*t);
+}
+
 }  // namespace rapt::testing

@@ -9,6 +9,7 @@
 #include "operations/index_scores/oracle.hpp"
 #include "rapt/index_scores.hpp"
 #include "support/case_of.hpp"
+#include "support/device.hpp"
 
 namespace rapt::testing {
 
@@ -29,6 +30,7 @@ struct IndexScoresCase {
 
   IndexScoresArgs args();
   void run(const Context& context) { index_scores(args(), context); }
+  void run(const Forced& context) { testing::run(args(), context); }
   /// Makes inputs read-only where the placement allows it.
   void protect_inputs();
   /// Poisons the outputs again.
@@ -69,6 +71,9 @@ struct CaseOf<IndexScoresProblem> : CaseTraits<IndexScoresProblem, IndexScoresCa
     return IndexScoresCase(problem, seed, Placement::heap, Spacing::dense, IndexScoresCase::LengthsAre::full);
   }
 };
+
+/// For DeviceCallOf.
+void move_tensors(IndexScoresArgs& args, DeviceTensors& tensors);
 
 /// Of every type, with every way to hide keys and to keep them; d reaches 200, h 70, sk 3000 and n 2100.
 IndexScoresProblem sample_index_scores(std::mt19937_64& random);

@@ -52,7 +52,8 @@ Bits bits_of(const IndexScoresCase& c) {
   for (int64_t i = 0; i < c.indices.size(); ++i) bits.indices.push_back(c.indices.flat<std::int32_t>(i));
   return bits;
 }
-Bits bits_on(IndexScoresCase& c, const Context& context) {
+template <class Where>
+Bits bits_on(IndexScoresCase& c, const Where& context) {
   c.clear();
   c.run(context);
   return bits_of(c);
@@ -286,18 +287,18 @@ TEST_CASE("index_scores: fused or apart, the same bits and indices", "[kernel]")
     if (i % 3 == 0) c.repeat_keys(11);
     for (const std::string& entry : every_entry(problem)) {
       INFO(entry << ": " << problem.to_string());
-      const Context context = forced(entry);
+      const Forced context = forced(entry);
       const Bits both = bits_on(c, context);
       IndexScoresArgs args = c.args();
       args.indices = {};
       c.clear();
-      index_scores(args, context);
+      run(args, context);
       CHECK((bits_of(c).scores == both.scores));
       select_topk({c.scores.view(), c.indices.mutable_view()});
       CHECK((bits_of(c).indices == both.indices));
       args = c.args(), args.scores = {};
       c.clear();
-      index_scores(args, context);
+      run(args, context);
       CHECK((bits_of(c).indices == both.indices));
     }
   }
@@ -330,7 +331,7 @@ TEST_CASE("index_scores: bits depend on the query and the key alone", "[kernel]"
             if (args.align) args.align = Align::offset(c.length(i) - problem.sq + token);
             Tensor row(DType::f32, Layout(Dims{1, 1, problem.sk}));
             args.scores = row.mutable_view();
-            index_scores(args, forced(entry));
+            run(args, forced(entry));
             for (int64_t j = 0; j < problem.sk; ++j) {
               const std::uint32_t wanted =
                   all.scores[static_cast<std::size_t>((i * problem.sq + token) * problem.sk + j)];

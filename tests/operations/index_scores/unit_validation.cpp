@@ -77,8 +77,10 @@ TEST_CASE("validation of index_scores: null, misaligned, of another type and on 
     spoils([&](A& a) { m.data(a) = nullptr; });
     if (m.words != kQuantized || m.name != std::string("k"))  // bytes are aligned anywhere
       spoils([&](A& a) { m.data(a) = static_cast<const std::byte*>(m.data(a)) + 1; });
-    spoils([&](A& a) { m.device(a).type = DeviceType::cuda; });
-    if (m.name != std::string("q")) spoils([&](A& a) { m.device(a).index = 1; });  // the first has the say
+    if (m.name != std::string("q")) {  // which has the say
+      spoils([&](A& a) { m.device(a).type = DeviceType::cuda; });
+      spoils([&](A& a) { m.device(a).index = 1; });
+    }
     spoils([&](A& a) { m.dtype(a) = DType::boolean; });
     spoils([&](A& a) { m.dtype(a) = static_cast<DType>(100); });
     const bool is_k = is_one_of(m.name, {"k"}), is_q = is_one_of(m.name, {"q"});
@@ -220,6 +222,23 @@ TEST_CASE("validation of index_scores: lengths and pages", "[unit]") {
     a.key_begin = a.key_end = TensorView(ends, {2, 6});
     a.key_begin.strides[0] = a.key_end.strides[0] = 0;
   });
+}
+
+TEST_CASE("validation of index_scores: lengths and pages in a device's memory are not read", "[unit]") {
+  refuses("k", [](A& a) { a.q.device.type = DeviceType::cuda; });
+  IndexScoresCase c(problem_of(kPaged), kBothEnds);
+  A args = c.args();
+  for (const TensorField<A>& m : kFields)
+    if (m.data(args)) m.device(args).type = DeviceType::cuda;
+  int unreadable[6];  // values that would be refused
+  std::fill(std::begin(unreadable), std::end(unreadable), 1 << 30);
+  args.seqlens.data = args.block_table.data = unreadable;
+  args.seqlens.dtype = args.block_table.dtype = DType::i32;
+  const IndexScoresProblem problem = IndexScoresProblem::of(args);
+  CHECK(problem.device == DeviceType::cuda);
+  CHECK(IndexScoresProblem::parse(problem.to_string()) == problem);
+  args.k.shape[0] = 0;  // no pages
+  CHECK(refused_text([&] { IndexScoresProblem::of(args); }) == "");
 }
 
 TEST_CASE("validation of index_scores: overlaps", "[unit]") {
