@@ -60,6 +60,8 @@ def index_scores(
     out             float32 [b, sq, sk], written and returned instead of a new array. Shares no memory with inputs.
     threads, isa    As for rapt.attention.
 
+    All arrays are on the CPU, or PyTorch tensors on one GPU, whose values of seqlens and block_table are not validated.
+
     Returns float32 [b, sq, sk], C-contiguous: a PyTorch tensor if q is one, otherwise NumPy's. Products and sums are
     float32. The bits do not depend on threads or other queries. AMX, which multiplies bfloat16 q with bfloat16 or
     quantised k, treats denormals as 0. Raises TypeError or ValueError, which names the argument, before anything is
@@ -92,7 +94,8 @@ def index_topk(
     """The n keys with the largest index scores of each query: select_topk(index_scores(q, k, w, ...), n), with the same
     indices but without the matrix of scores.
 
-    The call keeps a few times n scores, or about a thousand, per query that it works on.
+    The call keeps a few times n scores, or about a thousand, per query that it works on; on a GPU the scores of as many
+    queries as fit 256 MB.
 
     n               int, 1 or more: number of keys per query.
     out             int32 [b, sq, n], written and returned instead of a new array. Shares no memory with inputs.

@@ -46,7 +46,7 @@ def _run(function: Callable[..., Any], tensors: Any, options: Any, **more: Any) 
 
 
 @torch.library.custom_op(
-    "rapt::index_scores", mutates_args=(), device_types="cpu", schema=f"({_INPUTS}, {_OPTIONS}) -> Tensor"
+    "rapt::index_scores", mutates_args=(), device_types=("cpu", "cuda"), schema=f"({_INPUTS}, {_OPTIONS}) -> Tensor"
 )
 def _scores_operator(*given: Any) -> Tensor:
     return _run(rapt.dsa.index_scores, given[:8], given[8:])
@@ -60,7 +60,7 @@ def _(*given: Any) -> Tensor:
 
 
 @torch.library.custom_op(
-    "rapt::index_topk", mutates_args=(), device_types="cpu", schema=f"({_INPUTS}, {_OPTIONS}, SymInt n) -> Tensor"
+    "rapt::index_topk", mutates_args=(), device_types=("cpu", "cuda"), schema=f"({_INPUTS}, {_OPTIONS}, SymInt n) -> Tensor"
 )
 def _topk_operator(*given: Any) -> Tensor:
     return _run(rapt.dsa.index_topk, given[:8], given[8:-1], n=given[-1])
@@ -206,8 +206,8 @@ def _options(align: Any, relu: Any, causal: Any, scale: Any) -> Options:
     return Options(*alignment(align), truth("relu", relu), truth("causal", causal), real("scale", scale))
 
 
-def _check(name: str, tensors: dict[str, Tensor | None], out: Tensor | None) -> None:
-    _refusals.check_tensors(tensors | {"out": out}, f"rapt.dsa.{name}", "the indexer has no GPU kernels yet")
+def _check(name: str, tensors: dict[str, Tensor | None], out: Tensor | None, missing: str = "") -> None:
+    _refusals.check_tensors(tensors | {"out": out}, f"rapt.dsa.{name}", missing)
 
 
 def _refuse_with_operators(**given: Any) -> None:
@@ -235,7 +235,7 @@ def index_scores(
     threads: int | None = None,
     isa: str | None = None,
 ) -> Tensor:
-    """rapt.dsa.index_scores for PyTorch tensors on the CPU, with gradients and as an operator under torch.compile.
+    """rapt.dsa.index_scores for PyTorch tensors, with gradients on the CPU and as an operator under torch.compile.
 
     Takes and returns what rapt.dsa.index_scores does. `out`, `threads` and `isa` are for eager calls without gradients.
     Those of q, k and w that require grad get gradients; k_scale and keys in pages have none. A key that a query does
@@ -247,9 +247,9 @@ def index_scores(
     """
     tensors = (q, k, w, k_scale, seqlens, block_table, key_begin, key_end)
     named = dict(zip(_TENSORS, tensors))
-    _check("index_scores", named, out)
-    options = _options(align, relu, causal, scale)
     grad = _refusals.needs_grad(*tensors)
+    _check("index_scores", named, out, "gradients of the indexer have no GPU kernels yet" if grad else "")
+    options = _options(align, relu, causal, scale)
     if not grad and _refusals.is_eager(*tensors, out):
         return _run(rapt.dsa.index_scores, tensors, options, out=out, threads=threads, isa=isa)
     _refuse_with_operators(out=out, threads=threads, isa=isa)
@@ -284,7 +284,7 @@ def index_topk(
     threads: int | None = None,
     isa: str | None = None,
 ) -> Tensor:
-    """rapt.dsa.index_topk for PyTorch tensors on the CPU, also as an operator under torch.compile.
+    """rapt.dsa.index_topk for PyTorch tensors, also as an operator under torch.compile.
 
     Takes and returns what rapt.dsa.index_topk does. `out`, `threads` and `isa` are for eager calls. A selection has no
     gradient: inputs that require grad are accepted, and no gradient is recorded. Raises TypeError or ValueError, which

@@ -43,11 +43,11 @@ and differentiate that. rapt's gradients have no second derivatives: for those, 
 torch.nn.attention.sdpa_kernel(SDPBackend.MATH). CPU calls run on PyTorch's own threads, torch.get_num_threads() of
 them, if rapt finds PyTorch's OpenMP runtime; rapt.info()["pools"] says whether it does.
 
-More functions, for CPU tensors, without GPU kernels and without a fallback: delta_rule is rapt.delta_rule with
-gradients and torch.compile. chunk_kda, fused_recurrent_kda, chunk_gated_delta_rule and fused_recurrent_gated_delta_rule
-have flash-linear-attention's arguments: models that import them from here run on CPUs. index_scores, index_topk and
+More functions, without a fallback. Their gradients are for CPU tensors. delta_rule is rapt.delta_rule with gradients
+and torch.compile. chunk_kda, fused_recurrent_kda, chunk_gated_delta_rule and fused_recurrent_gated_delta_rule have
+flash-linear-attention's arguments: models that import them from here run on CPUs, too. index_scores, index_topk and
 select_topk are the indexer of DeepSeek Sparse Attention (rapt.dsa), with gradients of the scores. sparse_attention is
-rapt.attention over selected keys, with gradients. indexer_loss trains the indexer.
+rapt.attention over selected keys, with gradients, and indexer_loss trains the indexer: both for CPU tensors alone.
 """
 
 from __future__ import annotations

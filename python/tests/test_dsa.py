@@ -490,8 +490,8 @@ def test_compiled_for_any_size():
 def test_refusals_of_tensors():
     tensors = {name: x.detach() for name, x in leaves().items()}
     training = tensors | {"q": tensors["q"].clone().requires_grad_()}
-    with pytest.raises(ValueError, match="k: got a tensor on meta; wanted one on the cpu: the indexer has no GPU kernels yet"):
-        rapt.torch.index_scores(**tensors | {"k": tensors["k"].to("meta")}, align=12)
+    with pytest.raises(ValueError, match="k: got a tensor on meta; wanted one on the cpu: gradients of the indexer have no GPU"):
+        rapt.torch.index_scores(**training | {"k": tensors["k"].to("meta")}, align=12)
     with pytest.raises(TypeError, match="w: got numpy.ndarray; wanted a tensor, or rapt.dsa.index_topk"):
         rapt.torch.index_topk(**tensors | {"w": tensors["w"].numpy()}, n=2, align=12)
     with pytest.raises(TypeError, match="scores: got numpy.ndarray; wanted a tensor, or rapt.dsa.select_topk"):
