@@ -39,7 +39,7 @@ struct AttentionArgs {
 ///
 /// Extra memory is O(threads x block), independent of the lengths, and at most 64 (dv + 17) floats for each row of a
 /// sequence of up to 64 rows (tokens x group). A sequence of up to 2048 rows needs no more than one of 64 rows.
-/// Gathered keys need 112 bytes more for each query token.
+/// Gathered keys need 112 bytes more for each query token; on GPUs 8 bytes for each entry of each list.
 ///
 /// Throws Error, before anything is written, on bad arguments, and std::bad_alloc if an allocation fails. Reentrant.
 /// The bits of a row of `out` depend only on the row's own inputs, on the numbers of rows (per KV head: tokens x
@@ -48,8 +48,9 @@ struct AttentionArgs {
 ///
 /// A `workspace` that is not empty replaces the context's memory. It lies on the tensors' device, is aligned to 64
 /// bytes, overlaps no tensor and has at least Plan::workspace_bytes() bytes for this call; otherwise attention() throws
-/// Error. max_workspace_bytes() is enough for many calls. Only gathered keys with lists that are not full allocate
-/// memory in addition: 8 bytes for each query token, and if a list has gaps, a copy of all lists without the gaps.
+/// Error. max_workspace_bytes() is enough for many calls. Only gathered keys on CPUs with lists that are not full
+/// allocate memory in addition: 8 bytes for each query token, and if a list has gaps, a copy of all lists without the
+/// gaps.
 ///
 /// FLOPs (cost.hpp): q.k and p.v over the attended (row, key) pairs, without the softmax.
 RAPT_API void attention(const AttentionArgs& args, const Context& context = default_context(),

@@ -41,7 +41,8 @@ class Plan {
   RAPT_API std::string explain() const;                                ///< all of the above, as text for people
 
   /// Runs on `args`, which must have this plan's problem (otherwise throws Error), in `workspace` as attention() does.
-  /// With a workspace, attention allocates nothing itself, except for gathered keys with lists that are not full.
+  /// With a workspace, attention allocates nothing itself, except for gathered keys on CPUs with lists that are not
+  /// full.
 #define RAPT_OPERATION(name, Name, NAME) \
   RAPT_API void run(const Name##Args& args, std::span<std::byte> workspace = {}) const;
 #include "rapt/operations.def"

@@ -29,6 +29,9 @@ struct KvLayout {
   Integers pages;  // [b, n]; gathered: rows of k, [entries, tokens, n]
   std::int64_t pages_stride_b, page_count;
   std::int64_t tokens, pages_stride_token;  // tokens: 0 unless keys are gathered
+  std::int64_t list_tokens;                 // gathered: tokens, also where a backend turns lists into pages
+  Integers counts;  // gathered: [entries, tokens] how many entries of each list count; null: all. Kernels see k_len
+  std::int64_t counts_stride_b;
 };
 
 struct Sequence {

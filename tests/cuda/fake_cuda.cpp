@@ -6,6 +6,7 @@
 #include <string>
 
 #include "cuda/entry.hpp"
+#include "cuda/kernels/gathered_lists.hpp"
 #include "cuda/kernels/kernels.hpp"
 #include "dispatch/cuda_library.hpp"
 
@@ -222,6 +223,23 @@ std::int64_t naive_rows(const AttentionParams&) {
 }
 std::size_t naive_workspace(const AttentionParams&) {
   return 8;
+}
+cudaError_t launch_gathered_lists(const AttentionParams& p, const GatheredLists& to, cudaStream_t) {
+  for (std::int64_t token = 0; token < p.b; ++token) {
+    const std::int64_t entry = token / p.tokens, in_entry = token % p.tokens;
+    const std::int64_t from = entry * p.pages_stride_b + in_entry * p.pages_stride_token;
+    const std::int64_t count =
+        p.counts ? p.counts.element(entry * p.counts_stride_b + in_entry * p.counts.stride) : p.sk;
+    std::int32_t& kept = to.lengths[token];
+    kept = 0;
+    for (std::int64_t j = 0; j < count; ++j) {
+      const std::int64_t row = p.pages.element(from + j * p.pages.stride) + entry * to.rows_apart;
+      if (row < entry * to.rows_apart) continue;
+      if (p.pages.is_int64) static_cast<std::int64_t*>(to.rows)[token * p.sk + kept++] = row;
+      else static_cast<std::int32_t*>(to.rows)[token * p.sk + kept++] = static_cast<std::int32_t>(row);
+    }
+  }
+  return launched();
 }
 cudaError_t launch_attention_naive(const AttentionParams&, float* workspace, cudaStream_t) {
   fake.workspace = workspace;

@@ -399,7 +399,7 @@ TEST_CASE("cuda host: f8e4m3 products are opt-in, and say what they do not take"
       {"sq=70 d=64 seqlens", "takes dense sequences of one length, which the host knows"},
       {"sq=70 d=64 seqlens page=100", "takes dense sequences of one length, which the host knows"},
       {"sq=70 d=64 seqlens ring", "takes dense sequences of one length, which the host knows"},
-      {"sq=70 d=64 gathered", "takes no gathered keys"},
+      {"sq=70 d=64 gathered", "takes dense sequences of one length, which the host knows"},
       {"sq=70 d=64 softcap=20", "takes scores without modifiers and sinks"},
       {"sq=70 d=64 bias=hqk", "takes scores without modifiers and sinks"},
       {"sq=70 d=64 mask=qk", "takes scores without modifiers and sinks"},

@@ -36,7 +36,7 @@ EXAMPLES = [
      ["src/cuda/", "python/rapt/__init__.py", "python/rapt/_distributed", "python/rapt/distributed.py"]),
     # PyTorch has a function of its own for gathered keys.
     ("A KV layout", r"\bgathered\b|KV_GATHERED|\bkv_counts\b|\bpages_stride_token\b",
-     r"/(kind_gathered|layout_gathered|attention/lists|cpu_gathered)\.[ch]pp$",
+     r"/(kind_gathered|layout_gathered|attention/lists|(cpu|cuda)_gathered|gathered_lists)\.([ch]pp|cu)$",
      ["python/rapt/_distributed", "python/rapt/_sparse_torch.py"]),
     ("An element type", r"(?i)\bf8e5m2\b|RAPT_F8E5M2", None, ["python/rapt/_vllm_attention.py"]),  # vLLM has no other types
 ]

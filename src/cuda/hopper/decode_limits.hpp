@@ -12,4 +12,7 @@ inline constexpr int kFewRows = 16;
 inline constexpr int kDecodeMaxRows = 64;
 inline constexpr std::int64_t kDecodeMaxHeadDim = 256;
 
+// Gathered keys of a batch entry with so many query tokens are not split.
+inline constexpr std::int64_t kManyListTokens = 128;
+
 }  // namespace rapt::cuda

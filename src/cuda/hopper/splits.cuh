@@ -18,9 +18,13 @@ constexpr int kMinSplitKeys = 256, kEnoughSplitKeys = 512;  // sequences of up t
 struct Splits {
   int keys, count;  // keys of each split but the last; splits: at least one, which may be empty
 };
+// Gathered keys for so many tokens that these occupy a GPU without splits.
+inline bool has_many_lists(const AttentionParams& p) {
+  return p.list_tokens >= kManyListTokens;
+}
 // The most splits of a kv head.
-inline int max_splits(std::int64_t hk) {
-  return static_cast<int>(clamp_to(kSplitsOfSequence / (hk > 0 ? hk : 1), 1, kMaxSplits));
+inline int max_splits(const AttentionParams& p) {
+  return has_many_lists(p) ? 1 : static_cast<int>(clamp_to(kSplitsOfSequence / (p.hk > 0 ? p.hk : 1), 1, kMaxSplits));
 }
 // The rule of a call: at most max_splits splits and, if max_keys is not 0, the fewest that have at most max_keys keys
 // each.
@@ -156,12 +160,12 @@ inline PartialResults partials_of(const AttentionParams& p, std::byte* workspace
   const std::int64_t short_ones = ceil_div(keys, kMinSplitKeys), long_ones = ceil_div(keys, kEnoughSplitKeys);
   const std::int64_t splits =
       keys <= kEnoughSplitKeys ? 1 : std::min(short_ones, std::max<std::int64_t>(long_ones, kMinSplits));
-  return partials_in(p, workspace, splits, {max_splits(p.hk), 0});
+  return partials_in(p, workspace, splits, {max_splits(p), 0});
 }
 // The same with splits of up to `max_keys` keys, a multiple of kSplitUnit.
 inline PartialResults partials_of(const AttentionParams& p, std::byte* workspace, int max_keys) {
   const std::int64_t keys = std::max(p.sk, p.total_k) + (p.ring ? kSplitUnit - 1 : 0);
-  return partials_in(p, workspace, ceil_div(keys, max_keys), {max_splits(p.hk), max_keys});
+  return partials_in(p, workspace, ceil_div(keys, max_keys), {max_splits(p), max_keys});
 }
 
 // Whether attention_decode_m64 writes results itself and needs no workspace: keys are not split and scores have no

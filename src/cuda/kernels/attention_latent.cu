@@ -95,7 +95,9 @@ __global__ void __launch_bounds__(kThreads, 1) attention_latent(const __grid_con
 struct Sharing {
   int cluster, max_keys;  // thread blocks of a cluster; most keys of each
 };
-Sharing sharing_of(std::int64_t rows) {
+Sharing sharing_of(const AttentionParams& p) {
+  const std::int64_t rows = p.sq * p.group;
+  if (has_many_lists(p)) return {1, 1 << 30};
   if (rows <= kFewRows) return {2, 1024};
   if (rows <= 1024) return {2, 2048};
   return {1, 1 << 30};
@@ -104,7 +106,7 @@ std::int64_t row_tiles(const AttentionParams& p) {
   return ceil_div(p.sq * p.group, kRows);
 }
 PartialResults latent_partials(const AttentionParams& p, std::byte* workspace) {
-  const Sharing sharing = sharing_of(p.sq * p.group);
+  const Sharing sharing = sharing_of(p);
   return partials_of(
       p, workspace,
       static_cast<int>(std::min<std::int64_t>(std::int64_t{sharing.cluster} * sharing.max_keys, 1 << 30)));
@@ -132,7 +134,7 @@ cudaError_t launch(const LatentParams& params, cudaStream_t stream) {
 }  // namespace
 
 std::int64_t latent_items(const AttentionParams& p) {
-  return p.b * p.hk * latent_partials(p, nullptr).splits * row_tiles(p) * sharing_of(p.sq * p.group).cluster;
+  return p.b * p.hk * latent_partials(p, nullptr).splits * row_tiles(p) * sharing_of(p).cluster;
 }
 std::size_t latent_workspace(const AttentionParams& p) {
   const PartialResults partials = latent_partials(p, nullptr);
@@ -142,7 +144,7 @@ std::size_t latent_workspace(const AttentionParams& p) {
 cudaError_t launch_attention_latent(const AttentionParams& p, std::byte* workspace, cudaStream_t stream) {
   LatentParams params{p, latent_partials(p, workspace)};
   params.grid = SplitGrid(p, params.partials, row_tiles(p));
-  params.cluster_size = Divisor(sharing_of(p.sq * p.group).cluster);
+  params.cluster_size = Divisor(sharing_of(p).cluster);
   params.page_size = Divisor(p.page_size);
   params.separate_values = !values_in_keys(p);
   params.modified = has_modifiers(p.score);

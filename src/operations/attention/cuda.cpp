@@ -1,12 +1,14 @@
 // Attention on a GPU: the kernels that dispatch chooses among.
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <limits>
 
 #include "cuda/entry.hpp"
 #include "cuda/kernels/kernels.hpp"
 #include "cuda/tile/multiprocessors.hpp"
 #include "operations/attention/cuda_choice.hpp"
+#include "operations/attention/cuda_gathered.hpp"
 #include "operations/attention/modifiers.hpp"
 
 namespace rapt::cuda {
@@ -213,6 +215,9 @@ constexpr AttentionKernel kKernels[] = {
                   ? ""
                   : "takes fewer than 2^28 rows and keys, and splits of few rows";
      },
+     .refuse_problem = [](const AttentionProblem& p) -> std::string_view {
+       return has_positions(p) ? "" : "takes keys of sequences: of lists it would copy every key of every token";
+     },
      .workspace = prefill_f32_workspace,
      .work_items = simt_tiles,
      .run =
@@ -275,29 +280,43 @@ class AttentionEntry final : public DeviceEntry {
 
   std::string_view refuse(const Problem& problem, const Context::Impl&) const override {
     const auto& attention = std::get<AttentionProblem>(problem);
-    std::string_view reason;
-    KeyKinds::visit(AttentionFeatures::of(attention), [&]<class K>(K) { reason = K::gpu_refusal; });
-    if (!reason.empty()) return reason;
     if (attention.q_dtype == DType::f8e4m3 && kernel_.f8_queries != F8Queries::any) {
       if (kernel_.f8_queries == F8Queries::none) return "takes no f8e4m3 queries";
       if (set_of(attention.kv_dtype) & kFloatTypes) return "takes f8e4m3 queries over quantised keys only";
     }
-    if (kernel_.refuse_problem) reason = kernel_.refuse_problem(attention);
+    const std::string_view reason = kernel_.refuse_problem ? kernel_.refuse_problem(attention) : "";
     if (!reason.empty()) return reason;
-    return kernel_.refuse(sizes_of(problem));
+    const AttentionParams sizes = sizes_of(problem);
+    if (!lists_can_be_counted(sizes)) return "takes fewer than 2^31 keys of a token, and 2^48 of all";
+    return kernel_.refuse(sizes);
   }
 
  private:
-  std::size_t workspace_bytes(const Problem& problem) const override { return kernel_.workspace(sizes_of(problem)); }
+  std::size_t workspace_bytes(const Problem& problem) const override {
+    const AttentionParams sizes = sizes_of(problem);
+    return lists_workspace(sizes) + kernel_.workspace(sizes);
+  }
+  // Fewer tokens may have splits, and with them partial results.
+  std::size_t max_workspace_bytes(const Problem& largest, const Context::Impl&) const override {
+    auto few_lists = std::get<AttentionProblem>(largest);
+    if (!has_positions(few_lists)) few_lists.sq = std::min(few_lists.sq, kManyListTokens - 1);
+    return std::max(workspace_bytes(largest), workspace_bytes(few_lists));
+  }
   std::int64_t work_items(const Problem& problem) const override { return kernel_.work_items(sizes_of(problem)); }
   std::string kernels(const Problem& problem) const override {
     return kernel_.describe ? kernel_.describe(shape_of(std::get<AttentionProblem>(problem))) : std::string();
   }
   bool needs_workspace(const Params& params) const override {
-    return kernel_.needs_no_workspace == nullptr || !kernel_.needs_no_workspace(std::get<AttentionParams>(params));
+    const auto& p = std::get<AttentionParams>(params);
+    return p.tokens > 0 || kernel_.needs_no_workspace == nullptr || !kernel_.needs_no_workspace(p);
   }
   cudaError_t launch(const Params& params, std::byte* workspace, cudaStream_t stream) const override {
-    return kernel_.run(std::get<AttentionParams>(params), workspace, stream);
+    const auto& p = std::get<AttentionParams>(params);
+    if (p.tokens == 0) return kernel_.run(p, workspace, stream);
+    return run_over_lists(p, workspace, stream,
+                          [&, rest = workspace + lists_workspace(p)](const AttentionParams& part) {
+                            return kernel_.run(part, rest, stream);
+                          });
   }
 
   const AttentionKernel& kernel_;

@@ -79,7 +79,8 @@ AttentionShape shape_of(const AttentionParams& p) {
           .modified = has_modifiers(p.score) || p.score.scale_log2 == 0};
 }
 
-AttentionShape shape_of(const AttentionProblem& p) {
+AttentionShape shape_of(const AttentionProblem& problem) {
+  const AttentionProblem p = in_sequences(problem);
   return {.b = p.b,
           .hk = p.hk,
           .group = p.hk > 0 ? p.hq / p.hk : 0,
@@ -91,7 +92,7 @@ AttentionShape shape_of(const AttentionProblem& p) {
           .kv_type = p.kv_dtype,
           .out_type = p.out_dtype,
           .ragged_q = p.ragged_q >= 0,
-          .equal_lengths = p.ragged_q < 0 && p.ragged_k < 0 && !p.kv_lengths,
+          .equal_lengths = !has_lengths(problem),
           .paged = !(AttentionFeatures::of(p) & AttentionFeatures::consecutive),
           .sees_left_end = p.window_left < 0,
           .sees_right_end = !p.causal && p.window_right < 0,

@@ -75,7 +75,6 @@ struct KvBits : KvKinds {
 //     check_visible(problem, params)  throws Error where a row sees a key that is not there. `params` have what scores
 //                                     become already
 //     refusal                         what an argument is that does not go with such keys, and what is wanted
-//     gpu_refusal                     why GPU kernels do not take them; empty: they do
 //     has_gradients
 template <KvSource::Kind kKind>
 struct KeyKind;
@@ -106,7 +105,6 @@ struct KeyKindDefaults {
   static void fill_tensors(const Cache&, KvLayout&) {}
   static void check_visible(const AttentionProblem&, const AttentionParams&) {}
   static constexpr KeyRefusal refusal{};
-  static constexpr std::string_view gpu_refusal{};
   static constexpr bool has_gradients = false;
 };
 

@@ -24,6 +24,7 @@ void Gathered::fill_tensors(const KvSource& kv, KvLayout& f) {
   f.pages = integers_of(kv.indices, 2);
   f.pages_stride_b = kv.indices.strides[0], f.pages_stride_token = kv.indices.strides[1];
   f.page_count = kv.k.shape[2];
+  if (kv.counts) f.counts = integers_of(kv.counts, 1), f.counts_stride_b = kv.counts.strides[0];
 }
 
 // Keys have no positions but those in a list: what counts on others is refused by its name.

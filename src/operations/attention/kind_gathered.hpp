@@ -23,12 +23,13 @@ struct KeyKind<KvSource::Kind::gathered> : KeyKindDefaults<KvSource::Kind::gathe
   static void check_shapes(const KvSource& kv, Bound& bound);
   using KeyKindDefaults::fill;
   static void fill(const Bound&, AttentionProblem& p) { p.gathered = true; }
-  static void fill(const AttentionProblem& p, std::int64_t, KvLayout& f) { f.page_size = 1, f.tokens = p.sq; }
+  static void fill(const AttentionProblem& p, std::int64_t, KvLayout& f) {
+    f.page_size = 1, f.tokens = f.list_tokens = p.sq;
+  }
   static void fill_tensors(const KvSource& kv, KvLayout& f);
   static void check(const AttentionProblem& p);
   static constexpr KeyRefusal refusal{"one for gathered keys",
                                       "none: a token attends to the keys of its list, all alike"};
-  static constexpr std::string_view gpu_refusal = "takes no gathered keys";
   static constexpr bool has_gradients = true;
 };
 

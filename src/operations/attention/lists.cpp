@@ -18,7 +18,7 @@ using std::int64_t;
 template <class T>
 class Lists {
  public:
-  Lists(const TensorView& counts, const AttentionParams& params) : counts_(counts), f_(params) {}
+  explicit Lists(const AttentionParams& params) : f_(params) {}
 
   int64_t tokens() const { return f_.b; }  // each is a sequence of its own
   int64_t entries() const { return f_.sk; }
@@ -30,9 +30,9 @@ class Lists {
 
   // How many entries of a list count.
   int64_t count_of(int64_t token) const {
-    if (!counts_) return entries();
+    if (!f_.counts) return entries();
     const int64_t b = batch_of(token), row = row_of(token);
-    const int64_t count = integers_of(counts_).element(b * counts_.strides[0] + row * counts_.strides[1]);
+    const int64_t count = f_.counts.element(b * f_.counts_stride_b + row * f_.counts.stride);
     if (count < 0 || count > entries())
       throw Error("kv.counts",
                   std::to_string(count) + " keys of token " + std::to_string(row) + " of sequence " + std::to_string(b),
@@ -65,7 +65,6 @@ class Lists {
   int64_t batch_of(int64_t token) const { return token / f_.tokens; }
   int64_t row_of(int64_t token) const { return token % f_.tokens; }
 
-  const TensorView& counts_;
   const AttentionParams& f_;
 };
 
@@ -77,8 +76,8 @@ struct KeptLists {
 };
 
 template <class T>
-std::shared_ptr<const void> read(const TensorView& counts, AttentionParams& f) {
-  const Lists<T> lists(counts, f);
+std::shared_ptr<const void> read(AttentionParams& f) {
+  const Lists<T> lists(f);
   const int64_t tokens = lists.tokens(), n = lists.entries();
   std::shared_ptr<KeptLists<T>> kept;  // from the first list on that is not full
   int64_t longest = 0;
@@ -115,8 +114,8 @@ std::shared_ptr<const void> read(const TensorView& counts, AttentionParams& f) {
 
 }  // namespace
 
-std::shared_ptr<const void> read_lists(const TensorView& counts, AttentionParams& params) {
-  return params.pages.is_int64 ? read<int64_t>(counts, params) : read<std::int32_t>(counts, params);
+std::shared_ptr<const void> read_lists(AttentionParams& params) {
+  return params.pages.is_int64 ? read<int64_t>(params) : read<std::int32_t>(params);
 }
 
 }  // namespace rapt

@@ -4,16 +4,15 @@
 #include <memory>
 
 #include "operations/attention/params.hpp"
-#include "rapt/tensor.hpp"
 
 namespace rapt {
 
-// Reads the lists that `params`, which has its sizes already, leads to: kv.indices, with `counts` entries each, or all
-// if that is empty. Throws Error for an entry that is no row of k, and for a count that is none.
+// Reads the lists that `params`, which has its sizes already, leads to: kv.indices and kv.counts. Throws Error for an
+// entry that is no row of k, and for a count that is none.
 //
 // Kernels see lists without gaps: the length of each becomes the number of its valid entries, and if some valid entry
 // stands behind one that is not, all lists are copied. Returns the memory that `params` then points to; null where
 // every list is full.
-std::shared_ptr<const void> read_lists(const TensorView& counts, AttentionParams& params);
+std::shared_ptr<const void> read_lists(AttentionParams& params);
 
 }  // namespace rapt

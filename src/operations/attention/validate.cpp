@@ -111,7 +111,7 @@ AttentionProblem bind_forward(const AttentionArgs& args, const Bound& bound, Att
   check(p);
   if (!on_host && p.page_size > 0 && f.page_count == 0) f.sk = 0;  // no key can be there, whatever lengths say
   check_visible_keys(p, f);
-  if (!has_positions(p) && on_host && p.hq > 0) lists = read_lists(args.kv.counts, f);
+  if (!has_positions(p) && on_host && p.hq > 0) lists = read_lists(f);
   return p;
 }
 

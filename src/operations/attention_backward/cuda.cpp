@@ -22,9 +22,7 @@ class AttentionBackwardEntry : public DeviceEntry {
 
   std::string_view refuse(const Problem& problem, const Context::Impl&) const override {
     const auto& p = std::get<AttentionBackwardProblem>(problem);
-    std::string_view reason;
-    KeyKinds::visit(AttentionFeatures::of(p), [&]<class K>(K) { reason = K::gpu_refusal; });
-    if (!reason.empty()) return reason;
+    if (!has_positions(p)) return "takes keys of sequences, and no lists for each token";
     constexpr std::int64_t kMaxTiles = std::numeric_limits<std::int32_t>::max() / 128;
     if (attention_backward_items(sizes_of(problem)) > kMaxTiles) return "more rows or keys than a grid has blocks";
     return refuse_scores(p);

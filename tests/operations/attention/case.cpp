@@ -291,15 +291,15 @@ Slot Case::slot(std::int64_t n, std::int64_t j) const {
 
 void move_inputs(AttentionArgs& args, DeviceTensors& tensors) {
   // Nobody can see there that lengths are equal; here they are, or this throws.
-  if (!args.score.align) {
+  if (!args.score.align && has_positions(args.kv)) {
     AttentionProblem::of(args);
     args.score.align = Align::top_left();
   }
   KvSource& kv = args.kv;
   ScoreSpec& score = args.score;
-  for (TensorView* t :
-       {&args.q, &args.q_scale, &kv.k, &kv.v, &kv.k_scale, &kv.v_scale, &kv.k_zero, &kv.v_zero, &kv.k_tail, &kv.seqlens,
-        &kv.cu_seqlens, &kv.block_table, &score.bias, &score.mask, &score.alibi, &score.sinks, &args.cu_seqlens_q})
+  for (TensorView* t : {&args.q, &args.q_scale, &kv.k, &kv.v, &kv.k_scale, &kv.v_scale, &kv.k_zero, &kv.v_zero,
+                        &kv.k_tail, &kv.seqlens, &kv.cu_seqlens, &kv.block_table, &kv.indices, &kv.counts, &score.bias,
+                        &score.mask, &score.alibi, &score.sinks, &args.cu_seqlens_q})
     tensors.move(*t);
 }
 void move_tensors(AttentionArgs& args, DeviceTensors& tensors) {
