@@ -13,14 +13,15 @@ _R = TypeVar("_R")
 
 
 def without_autocast(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """`function` with autocast off on the CPU: for functions made of PyTorch's operators, of which autocast converts inputs
+    """`function` with autocast off: for functions made of PyTorch's operators, of which autocast converts inputs
     (products of matrices) or refuses their types (torch.cat)."""
 
     @wraps(function)
     def run(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        if not torch.is_autocast_enabled("cpu"):  # the block below takes microseconds
-            return function(*args, **kwargs)
-        with torch.autocast("cpu", enabled=False):
-            return function(*args, **kwargs)
+        for device in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(device):  # the block takes microseconds
+                with torch.autocast(device, enabled=False):
+                    return run(*args, **kwargs)
+        return function(*args, **kwargs)
 
     return run

@@ -1,4 +1,4 @@
-"""FlashMLA's functions on the CPU, with its arguments, layouts and conventions.
+"""FlashMLA's functions on CPUs and GPUs, with its arguments, layouts and conventions.
 
 They differ from rapt's functions: lse is +inf, not -inf, for a query without keys. A sink changes out, but not lse.
 List entries past the end of the keys stand for no key, like -1. softmax_scale defaults to d**-0.5 of q's 576 columns,
@@ -198,7 +198,8 @@ def flash_mla_sparse_fwd(
 
 
 def _check(tensors: dict[str, Tensor | None]) -> None:
-    _refusals.check_tensors(tensors, "an array by torch.from_dlpack()", "FlashMLA itself runs on GPUs")
+    _refusals.check_tensors(tensors, "an array by torch.from_dlpack()")
+    _refusals.check_one_device(tensors)
     _refusals.check_memory(tensors)
     for name, x in tensors.items():
         if x is not None and torch.is_grad_enabled() and x.requires_grad:
@@ -240,7 +241,7 @@ def _lists(indices: Tensor, lengths: Tensor | None, keys: int) -> Tensor:
     """With -1 for all that is no key."""
     valid = (indices >= 0) & (indices < keys)
     if lengths is not None:
-        valid &= torch.arange(indices.shape[-1], device="cpu") < lengths[..., None]
+        valid &= torch.arange(indices.shape[-1], device=indices.device) < lengths[..., None]
     return torch.where(valid, indices, -1)
 
 

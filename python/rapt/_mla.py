@@ -71,7 +71,7 @@ def _run(
 
 
 @torch.library.custom_op(
-    "rapt::latent_attention", mutates_args=(), device_types="cpu", schema=f"({_TENSORS}, {_OPTIONS}) -> (Tensor, Tensor)"
+    "rapt::latent_attention", mutates_args=(), device_types=("cpu", "cuda"), schema=f"({_TENSORS}, {_OPTIONS}) -> (Tensor, Tensor)"
 )
 def _operator(*given: Any) -> tuple[Tensor, Tensor]:
     return _run(*given)

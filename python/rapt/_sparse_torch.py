@@ -26,7 +26,7 @@ def _arguments(given: Any) -> dict[str, Any]:
 @torch.library.custom_op(
     "rapt::sparse_attention",
     mutates_args=(),
-    device_types="cpu",
+    device_types=("cpu", "cuda"),
     schema=f"({_INPUTS}, float? scale, float? softcap) -> (Tensor, Tensor)",
 )
 def _operator(*given: Any) -> tuple[Tensor, Tensor]:
@@ -108,7 +108,7 @@ def sparse_attention(
     sinks: Tensor | None = None,
     return_lse: bool = False,
 ) -> Any:
-    """rapt.attention(q, k, v, indices=indices, ...) for PyTorch tensors on the CPU, with gradients and as an operator
+    """rapt.attention(q, k, v, indices=indices, ...) for PyTorch tensors, with gradients on the CPU and as an operator
     under torch.compile.
 
     Takes and returns what rapt.attention does, for float32, bfloat16 or float16: query token t of sequence n attends,
@@ -118,7 +118,10 @@ def sparse_attention(
     derivatives. Raises TypeError or ValueError, which names the argument.
     """
     tensors = (q, k, v, sinks, indices, counts)
-    _refusals.check_tensors(dict(zip(_TENSORS, tensors)), "rapt.attention", "gathered keys have no GPU kernels yet")
+    named = dict(zip(_TENSORS, tensors))
+    _refusals.check_tensors(named, "rapt.attention")
+    if _refusals.needs_grad(*tensors):
+        _refusals.check_tensors(named, "rapt.attention", "gradients of gathered keys have no GPU kernels yet")
     for name, x in (("q", q), ("k", k), ("v", v), ("indices", indices)):
         if x is None:  # rapt.attention would take it for all keys
             raise TypeError(f"{name}: got None; wanted a tensor")

@@ -1,4 +1,4 @@
-"""Multi-head latent attention (MLA: DeepSeek-V2 to V3.2, GLM-5, Kimi) for PyTorch tensors on the CPU.
+"""Multi-head latent attention (MLA: DeepSeek-V2 to V3.2, GLM-5, Kimi) for PyTorch tensors.
 
     out = rapt.mla.attention(q_nope, q_rope, kv, w_uk, w_uv, causal=True, align="bottom_right", seqlens=lengths)
 
@@ -96,12 +96,16 @@ def attention(
 
     Returns [b, sq, h, v] of q_nope's type, C-contiguous. A query without keys has 0, with an lse of -inf. There are
     gradients of q_nope, q_rope, kv, w_uk, w_uv and sinks, also through lse, but not with pages. Under torch.compile the
-    call is matrix products and one operator. Autocast has no effect, also in the backward. Raises TypeError or
+    call is matrix products and one operator. Autocast has no effect, also in the backward. On a GPU there are no
+    gradients, and values of seqlens, block_table, indices and counts are clamped, not refused. Raises TypeError or
     ValueError, which names the argument.
     """
     named = {"q_nope": q_nope, "q_rope": q_rope, "kv": kv, "w_uk": w_uk, "w_uv": w_uv, "sinks": sinks}
     numbers = {"seqlens": seqlens, "block_table": block_table, "indices": indices, "counts": counts}
-    _refusals.check_tensors(named | numbers, "an array by torch.from_dlpack()", "latent attention has no GPU kernels yet")
+    _refusals.check_tensors(named | numbers, "an array by torch.from_dlpack()")
+    _refusals.check_one_device(named | numbers)
+    if _refusals.needs_grad(*named.values()):
+        _refusals.check_tensors(named, "a tensor", "gradients of latent attention have no GPU kernels yet")
     if counts is not None and indices is None:
         raise ValueError("counts: got a tensor without indices; wanted both: they count the entries of lists")
     if indices is not None:
@@ -126,7 +130,7 @@ def attention(
             raise ValueError('form: got "expanded" with indices; wanted "absorbed" or "auto"')
         form = "absorbed"
     lengths = None
-    if seqlens is not None and not torch.compiler.is_compiling():
+    if seqlens is not None and seqlens.is_cpu and not torch.compiler.is_compiling():
         lengths = seqlens.tolist()
         for i, n in enumerate(lengths):
             if not 0 <= n <= sizes.sk:
@@ -163,7 +167,7 @@ def append_fp8_rows(
     to bfloat16. Raises TypeError or ValueError, which names the argument, before anything is written.
     """
     named = {"kv_new": kv_new, "kv": kv, "seqlens": seqlens, "block_table": block_table, "cu_seqlens": cu_seqlens}
-    _refusals.check_tensors(named, "an array by torch.from_dlpack()", "caches on GPUs are not written yet")
+    _refusals.check_tensors(named, "an array by torch.from_dlpack()")
     _refusals.check_memory(named)
     check_fp8("kv", kv)
     for name, x, dims in (("kv_new", kv_new, 3 if cu_seqlens is None else 2), ("kv", kv, 3)):
@@ -199,16 +203,18 @@ def _in_use(kv: Tensor, seqlens: Tensor | None, block_table: Tensor | None, leng
         return kv
     if block_table is not None:
         page = kv.shape[1]
-        used = torch.arange(block_table.shape[1], device="cpu") * page < seqlens[:, None]
+        used = torch.arange(block_table.shape[1], device=seqlens.device) * page < seqlens[:, None]
         table = torch.where(used, block_table, 0)
         if lengths is not None and bool(((table < 0) | (table >= kv.shape[0]))[used].any()):
             raise ValueError(f"block_table: got entries in use that are no page; wanted 0 to {kv.shape[0] - 1}, one of kv's pages")
-        if lengths is not None:
+        if lengths is None:
+            table = table.clamp(0, max(kv.shape[0] - 1, 0))
+        else:
             table = table[:, : -(-max(lengths, default=0) // page)]
         kv = kv[table.long()].flatten(1, 2)
     if lengths is not None:
         kv = kv[:, : max(lengths, default=0)]
-    past = torch.arange(kv.shape[1], device="cpu") >= seqlens[:, None]
+    past = torch.arange(kv.shape[1], device=seqlens.device) >= seqlens[:, None]
     return kv.masked_fill(past[:, :, None], 0)
 
 

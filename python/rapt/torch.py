@@ -47,7 +47,7 @@ More functions, without a fallback. Their gradients are for CPU tensors. delta_r
 and torch.compile. chunk_kda, fused_recurrent_kda, chunk_gated_delta_rule and fused_recurrent_gated_delta_rule have
 flash-linear-attention's arguments: models that import them from here run on CPUs, too. index_scores, index_topk and
 select_topk are the indexer of DeepSeek Sparse Attention (rapt.dsa), with gradients of the scores. sparse_attention is
-rapt.attention over selected keys, with gradients, and indexer_loss trains the indexer: both for CPU tensors alone.
+rapt.attention over selected keys, with gradients. indexer_loss trains the indexer, for CPU tensors alone.
 """
 
 from __future__ import annotations
