@@ -241,6 +241,14 @@ cudaError_t launch_gathered_lists(const AttentionParams& p, const GatheredLists&
   }
   return launched();
 }
+cudaError_t launch_scatter_lse(const AttentionParams& p, const float* lse, cudaStream_t) {
+  const std::int64_t heads = p.hk * p.group;
+  for (std::int64_t i = 0; i < p.b * heads; ++i) {
+    const std::int64_t token = i / heads, entry = token / p.tokens, in_entry = token % p.tokens;
+    p.lse[entry * p.lse_stride.b + i % heads * p.lse_stride.h + in_entry * p.lse_stride.s] = lse[i];
+  }
+  return launched();
+}
 cudaError_t launch_attention_naive(const AttentionParams&, float* workspace, cudaStream_t) {
   fake.workspace = workspace;
   return launched();

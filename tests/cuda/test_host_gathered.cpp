@@ -17,8 +17,8 @@ namespace {
 
 constexpr int64_t kHeads = 4, kKvHeads = 2, kRows = 9, kListed = 6;
 
-// Rows that a token of a call touches, as addresses: of each query head of q, out and lse, and of each listed key and
-// kv head of k and v.
+// Rows that a token of a call touches, as addresses: of each query head of q and out, and of each listed key and kv
+// head of k and v.
 using Touched = std::vector<const void*>;
 
 template <class T>
@@ -61,8 +61,7 @@ struct Tensors {
     counts.resize(static_cast<std::size_t>(2 * c.b * c.tokens));
     for (std::size_t i = 0; i < counts.size(); ++i) counts[i] = static_cast<std::int32_t>(i % (kListed + 1));
     args.q = queries(q), args.out = queries(out);
-    const int64_t token = c.tokens_first ? kHeads : 1, of_head = c.tokens_first ? 1 : c.tokens;
-    args.lse = view(lse.data(), DType::f32, {c.b, kHeads, c.tokens}, {kHeads * c.tokens, of_head, token});
+    args.lse = view(lse.data(), DType::f32, {c.b, kHeads, c.tokens}, {kHeads * c.tokens, c.tokens, 1});
     void* const listed = c.is_int64 ? static_cast<void*>(long_rows.data()) : rows.data();
     const TensorView indices =
         view(listed, c.is_int64 ? DType::i64 : DType::i32, {c.b, c.tokens, kListed}, {c.tokens * kListed, kListed, 1});
@@ -81,7 +80,6 @@ std::vector<Touched> wanted(const Shape& c, const Tensors& t, const AttentionPar
       for (int64_t h = 0; h < kHeads; ++h) {
         one.push_back(at(t.q.data(), b * p.q_stride.b + h * p.q_stride.h + token * p.q_stride.s));
         one.push_back(at(t.out.data(), b * p.out_stride.b + h * p.out_stride.h + token * p.out_stride.s));
-        one.push_back(at(t.lse.data(), b * p.lse_stride.b + h * p.lse_stride.h + token * p.lse_stride.s));
       }
       const auto number = static_cast<std::size_t>(b * c.tokens + token);
       const int64_t count = c.counted ? t.counts[2 * number] : kListed;
@@ -97,7 +95,7 @@ std::vector<Touched> wanted(const Shape& c, const Tensors& t, const AttentionPar
   return all;
 }
 
-// As a kernel finds them.
+// As a kernel finds them. Its lse are the numbers of its rows.
 void add_touched(const AttentionParams& p, std::vector<Touched>& all) {
   const auto* const q = static_cast<const std::uint16_t*>(p.q);
   for (int64_t i = 0; i < p.b; ++i) {
@@ -105,7 +103,7 @@ void add_touched(const AttentionParams& p, std::vector<Touched>& all) {
     for (int64_t h = 0; h < kHeads; ++h) {
       one.push_back(at(q, i * p.q_stride.b + h * p.q_stride.h));
       one.push_back(at(static_cast<const std::uint16_t*>(p.out), i * p.out_stride.b + h * p.out_stride.h));
-      one.push_back(at(p.lse, i * p.lse_stride.b + h * p.lse_stride.h));
+      p.lse[i * p.lse_stride.b + h * p.lse_stride.h] = static_cast<float>((all.size() - 1) * kHeads + h);
     }
     const Sequence s = sequence_of(p, p, i);
     for (int64_t j = 0; j < s.len_k; ++j) {
@@ -137,6 +135,10 @@ TEST_CASE("cuda host: gathered keys become pages of one row", "[unit]") {
             return cudaSuccess;
           }) == cudaSuccess);
     CHECK(found == wanted(c, t, p));
+    for (int64_t i = 0; i < c.b * c.tokens * kHeads; ++i) {
+      const int64_t token = i / kHeads, at = token / c.tokens * p.lse_stride.b + i % kHeads * p.lse_stride.h;
+      CHECK(t.lse[static_cast<std::size_t>(at + token % c.tokens * p.lse_stride.s)] == static_cast<float>(i));
+    }
     // Rows of all tokens are equally far apart unless heads come first; padding leaves batch entries no whole rows
     // apart.
     const bool at_once = c.b == 1 || ((c.tokens == 1 || c.tokens_first) && (c.pool || !c.padded));

@@ -1,7 +1,7 @@
 // gathered_lists: lists of gathered keys -> lists without the entries that stand for no key, and their lengths.
 //
 // AttentionEntry calls it before attention's kernels, which then read pages of one row. One warp per list. It reads
-// and writes a list once.
+// and writes a list once. scatter_lse comes after these kernels where the call's lse has no stride from token to token.
 #include "cuda/kernels/gathered_lists.hpp"
 #include "cuda/tile/element.cuh"
 #include "cuda/tile/launch.cuh"
@@ -50,11 +50,24 @@ __global__ void gathered_lists(const __grid_constant__ AttentionParams p, const 
   if (lane == 0) to.lengths[token] = static_cast<std::int32_t>(kept);
 }
 
+__global__ void scatter_lse(const __grid_constant__ AttentionParams p, const float* lse) {
+  const std::int64_t heads = p.hk * p.group, i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i >= p.b * heads) return;
+  const std::int64_t token = i / heads;
+  const Strides& s = p.lse_stride;
+  p.lse[token / p.tokens * s.b + i % heads * s.h + token % p.tokens * s.s] = lse[i];
+}
+
 }  // namespace
 
 cudaError_t launch_gathered_lists(const AttentionParams& p, const GatheredLists& lists, cudaStream_t stream) {
   const auto kernel = p.pages.is_int64 ? gathered_lists<std::int64_t> : gathered_lists<std::int32_t>;
   return launch_kernel(false, kernel, static_cast<unsigned>(ceil_div(p.b, kLists)), kThreads, 0, stream, p, lists);
+}
+
+cudaError_t launch_scatter_lse(const AttentionParams& p, const float* lse, cudaStream_t stream) {
+  const std::int64_t blocks = ceil_div(p.b * p.hk * p.group, kThreads);
+  return launch_kernel(false, scatter_lse, static_cast<unsigned>(blocks), kThreads, 0, stream, p, lse);
 }
 
 }  // namespace rapt::cuda

@@ -17,4 +17,7 @@ struct GatheredLists {
 // Copies the lists of `params` to `lists`. An entry past k's last row becomes that row.
 cudaError_t launch_gathered_lists(const AttentionParams& params, const GatheredLists& lists, cudaStream_t stream);
 
+// Copies lse [token][head] to where the call wants it.
+cudaError_t launch_scatter_lse(const AttentionParams& params, const float* lse, cudaStream_t stream);
+
 }  // namespace rapt::cuda

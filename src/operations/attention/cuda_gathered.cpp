@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <optional>
+#include <type_traits>
 
 #include "cuda/kernels/gathered_lists.hpp"
 
@@ -91,6 +92,9 @@ std::size_t whole_lines(int64_t bytes) {
 std::size_t bytes_of_rows(const AttentionParams& p) {
   return whole_lines(p.b * p.sk * static_cast<int64_t>(sizeof(int64_t)));
 }
+std::size_t bytes_of_lengths(const AttentionParams& p) {
+  return whole_lines(4 * p.b);
+}
 
 }  // namespace
 
@@ -99,7 +103,7 @@ bool lists_can_be_counted(const AttentionParams& p) {
 }
 
 std::size_t lists_workspace(const AttentionParams& p) {
-  return p.tokens == 0 ? 0 : bytes_of_rows(p) + whole_lines(p.b * static_cast<int64_t>(sizeof(std::int32_t)));
+  return p.tokens == 0 ? 0 : bytes_of_rows(p) + bytes_of_lengths(p) + whole_lines(4 * p.b * p.hk * p.group);
 }
 
 cudaError_t run_over_lists(const AttentionParams& p, std::byte* workspace, cudaStream_t stream,
@@ -107,17 +111,24 @@ cudaError_t run_over_lists(const AttentionParams& p, std::byte* workspace, cudaS
   constexpr int64_t kMaxRows = INT32_MAX;
   const int64_t entries = p.b / p.tokens;
   const std::optional<int64_t> rows = rows_between_entries(p);
-  bool at_once = entries == 1 || (rows && p.page_count + (entries - 1) * *rows <= kMaxRows);
-  for_token_rows(p, [&](const void*, const Strides& s, int64_t) {
+  bool at_once = entries == 1 || (rows && *rows <= (kMaxRows - p.page_count) / (entries - 1));
+  AttentionParams call = p;
+  if (p.lse && at_once && !token_stride(p.lse_stride, entries, p.tokens)) {
+    const int64_t heads = p.hk * p.group;
+    call.lse = reinterpret_cast<float*>(workspace + bytes_of_rows(p) + bytes_of_lengths(p));
+    call.lse_stride = {heads * p.tokens, 1, heads, 0};
+  }
+  for_token_rows(call, [&](const void*, const Strides& s, int64_t) {
     at_once = at_once && token_stride(s, entries, p.tokens).has_value();
   });
+  if (!at_once) call = p;
   const GatheredLists lists{workspace, reinterpret_cast<std::int32_t*>(workspace + bytes_of_rows(p)),
                             at_once && entries > 1 ? *rows : 0};
   cudaError_t status = launch_gathered_lists(p, lists, stream);
   const int64_t step = at_once ? entries : 1;
   for (int64_t entry = 0; entry < entries && status == cudaSuccess; entry += step)
-    status = run(part_of(p, lists, entry, step));
-  return status;
+    status = run(part_of(call, lists, entry, step));
+  return status != cudaSuccess || call.lse == p.lse ? status : launch_scatter_lse(p, call.lse, stream);
 }
 
 }  // namespace rapt::cuda

@@ -13,7 +13,8 @@ namespace rapt::cuda {
 // Whether there are few enough entries of lists for these functions.
 bool lists_can_be_counted(const AttentionParams& params);
 
-// Bytes of the workspace for lists without gaps, a multiple of 256; 0: keys are not gathered.
+// Bytes of the workspace for lists without gaps, and for lse in the order of tokens, a multiple of 256; 0: keys are not
+// gathered.
 std::size_t lists_workspace(const AttentionParams& params);
 
 // Runs a call over gathered keys: `run` gets parameters that lead to pages, once for all tokens if their rows, and the
