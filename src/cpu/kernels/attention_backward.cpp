@@ -170,7 +170,7 @@ template <class T>
         for (std::int64_t v = 0; v < vecs; ++v) {
           const std::int64_t c = (begin + v) * kLanes;
           vec x(0.f);
-          if (r < q_blocks[i].rows) x = load_strided(src + c * strides.d, strides.d, min(kLanes, n - c));
+          if (r < q_blocks[i].rows) x = load_repeated(src + c * strides.d, strides.d, min(kLanes, n - c));
           poison = fma(x, vec(0.f), poison);
           if (clean) x = xsimd::select(x - x == vec(0.f), x, vec(0.f));
           store(to + v * kLanes, x);

@@ -58,7 +58,7 @@ inline vec deltas(const AttentionBackwardParams& p, const Head& head, const Row*
         sum[i] = vec(0.f);
         for (std::int64_t c = 0; c < p.dv; c += kLanes) {
           const std::int64_t n = min(kLanes, p.dv - c);
-          sum[i] = fma(load_strided(dout + c * p.dout_stride.d, p.dout_stride.d, n),
+          sum[i] = fma(load_repeated(dout + c * p.dout_stride.d, p.dout_stride.d, n),
                        load_strided(out + c * p.out_stride.d, p.out_stride.d, n), sum[i]);
         }
       }

@@ -21,7 +21,7 @@ template <class T>
 #pragma GCC unroll 16
         for (int i = 0; i < kLanes; ++i) r[i] = load_any(src[i] + c0);
       } else {
-        for (int i = 0; i < kLanes; ++i) r[i] = load_strided(src[i] + c0 * inner, inner, count);
+        for (int i = 0; i < kLanes; ++i) r[i] = load_repeated(src[i] + c0 * inner, inner, count);
       }
       transpose(r);
       float* to = dst + c0 * q_block.width + lane;

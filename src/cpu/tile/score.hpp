@@ -40,19 +40,27 @@ inline void load_modifiers(const Head& head, const Row* row, std::int64_t key, s
     with_float_type(
         s.bias_type, [&](auto element) {  // one type dispatch for all rows: one per row would cost more than its loads
           const auto* bias = static_cast<const decltype(element)*>(s.bias);
-          for (int i = 0; i < kLanes; ++i)
-            modifier[i] = scale_bias(
-                load_strided(bias + modifier_index(s.bias_stride, place_of(head, row[i], key)), s.bias_stride.d, n));
+          const auto at = [&](int i) { return bias + modifier_index(s.bias_stride, place_of(head, row[i], key)); };
+          if (s.bias_stride.d == 0) {
+            for (int i = 0; i < kLanes; ++i) modifier[i] = scale_bias(load_same(at(i)));
+          } else {
+            for (int i = 0; i < kLanes; ++i) modifier[i] = scale_bias(load_strided(at(i), s.bias_stride.d, n));
+          }
         });
   } else {
     for (vec& x : modifier) x = vec(0.f);
   }
   if (s.mask) {
-    for (int i = 0; i < kLanes; ++i) {
-      const std::uint8_t* mask = s.mask + modifier_index(s.mask_stride, place_of(head, row[i], key));
-      const vec attended = load_strided(reinterpret_cast<const std::int8_t*>(mask), s.mask_stride.d, n);
-      // Select: a NaN under the mask must not stay.
-      modifier[i] = xsimd::select(attended == vec(0.f), minus_infinity(), modifier[i]);
+    const auto at = [&](int i) { return s.mask + modifier_index(s.mask_stride, place_of(head, row[i], key)); };
+    if (s.mask_stride.d == 0) {
+      for (int i = 0; i < kLanes; ++i)
+        if (*at(i) == 0) modifier[i] = minus_infinity();
+    } else {
+      for (int i = 0; i < kLanes; ++i) {
+        const vec attended = load_strided(reinterpret_cast<const std::int8_t*>(at(i)), s.mask_stride.d, n);
+        // Select: a NaN under the mask must not stay.
+        modifier[i] = xsimd::select(attended == vec(0.f), minus_infinity(), modifier[i]);
+      }
     }
   }
   transpose(modifier);

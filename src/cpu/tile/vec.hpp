@@ -37,6 +37,18 @@ template <class T>
   for (std::int64_t i = 0; i < n; ++i) part[i] = p[i * stride];
   return load_any(part);
 }
+// One number in all lanes. By a whole vector in memory, since a load of what was stored in pieces waits for them.
+template <class T>
+[[gnu::always_inline]] inline vec load_same(const T* p) {
+  alignas(64) T part[kLanes];
+  for (T& x : part) x = *p;
+  return load_any(part);
+}
+// load_strided() of rows that may repeat one number, as the gradient of a sum does: a branch more for others.
+template <class T>
+[[gnu::always_inline]] inline vec load_repeated(const T* p, std::int64_t stride, std::int64_t n) {
+  return stride == 0 && n == kLanes ? load_same(p) : load_strided(p, stride, n);
+}
 template <class T>
 [[gnu::always_inline]] inline void store_strided(T* p, std::int64_t stride, std::int64_t n, vec x) {
   if (stride == 1 && n == kLanes) return store_any(p, x);
