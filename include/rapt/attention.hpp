@@ -39,7 +39,8 @@ struct AttentionArgs {
 ///
 /// Extra memory is O(threads x block), independent of the lengths, and at most 64 (dv + 17) floats for each row of a
 /// sequence of up to 64 rows (tokens x group). A sequence of up to 2048 rows needs no more than one of 64 rows.
-/// Gathered keys need 112 bytes more for each query token; on GPUs 8 bytes for each entry of each list.
+/// Gathered keys need 112 bytes more for each query token; on GPUs 8 bytes for each entry of each list, and 4
+/// for each query head of each token.
 ///
 /// Throws Error, before anything is written, on bad arguments, and std::bad_alloc if an allocation fails. Reentrant.
 /// The bits of a row of `out` depend only on the row's own inputs, on the numbers of rows (per KV head: tokens x

@@ -48,7 +48,7 @@ struct IndexScoresArgs {
 /// and the ISA.
 ///
 /// All tensors are on one device. On a GPU, values of seqlens and block_table are not validated: they are clamped to
-/// what the tensors hold. Without `scores`, the workspace there holds the scores of as many queries as fit 256 MB.
+/// what the tensors hold. Without `scores`, the workspace there holds the scores of as many queries as fit 256 MiB.
 ///
 /// Throws Error before anything is written. Reentrant. `workspace` as for attention(). FLOPs (cost.hpp): q.k over the
 /// visible (query, key) pairs, in all heads.

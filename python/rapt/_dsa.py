@@ -95,7 +95,7 @@ def index_topk(
     indices but without the matrix of scores.
 
     The call keeps a few times n scores, or about a thousand, per query that it works on; on a GPU the scores of as many
-    queries as fit 256 MB.
+    queries as fit 256 MiB.
 
     n               int, 1 or more: number of keys per query.
     out             int32 [b, sq, n], written and returned instead of a new array. Shares no memory with inputs.

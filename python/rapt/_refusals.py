@@ -288,11 +288,11 @@ def check_tensors(named: dict[str, Tensor | None], function: str, on_cpu: str = 
 
 def check_one_device(named: dict[str, Tensor | None]) -> None:
     """Raises where a function's arguments, which check_tensors() has seen, are not all on the device of the first one."""
-    given = {name: x for name, x in named.items() if x is not None}
-    for first, like in list(given.items())[:1]:
-        for name, x in given.items():
-            if x.device != like.device:
-                raise ValueError(f"{name}: got a tensor on {x.device}; wanted one on {like.device}, as {first} is")
+    given = [(name, x) for name, x in named.items() if x is not None]
+    for name, x in given[1:]:
+        first, like = given[0]
+        if x.device != like.device:
+            raise ValueError(f"{name}: got a tensor on {x.device}; wanted one on {like.device}, as {first} is")
 
 
 def check_memory(named: dict[str, Tensor | None]) -> None:

@@ -3,6 +3,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -19,6 +21,12 @@ struct GpuSupport {
   std::string unusable;   // why no GPU can be used; empty if one can
   std::string not_sm90a;  // why kernels of Hopper's own instructions cannot run; empty if every GPU has them
 };
+
+// Bytes of a part of a workspace, with room up to where the next part may begin: a multiple of 256, to which CUDA
+// aligns memory.
+inline std::size_t whole_lines(std::int64_t bytes) {
+  return static_cast<std::size_t>(round_up(bytes, 256));
+}
 
 // An entry whose work is a few launches, which depend on the problem's sizes and the parameters alone.
 class DeviceEntry : public Entry {

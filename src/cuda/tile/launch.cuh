@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "cuda/tile/multiprocessors.hpp"
+#include "cuda/tile/device_limits.hpp"
 
 namespace rapt::cuda {
 

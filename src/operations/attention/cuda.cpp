@@ -6,7 +6,7 @@
 
 #include "cuda/entry.hpp"
 #include "cuda/kernels/kernels.hpp"
-#include "cuda/tile/multiprocessors.hpp"
+#include "cuda/tile/device_limits.hpp"
 #include "operations/attention/cuda_choice.hpp"
 #include "operations/attention/cuda_gathered.hpp"
 #include "operations/attention/modifiers.hpp"

@@ -5,6 +5,7 @@
 #include <optional>
 #include <type_traits>
 
+#include "cuda/entry.hpp"
 #include "cuda/kernels/gathered_lists.hpp"
 
 namespace rapt::cuda {
@@ -12,29 +13,29 @@ namespace {
 
 using std::int64_t;
 
-// Of an element; of i4x2, whose strides count pairs, of a pair.
-constexpr int64_t bytes_of(DType type) {
+// Bytes of one unit, which strides count: an element, or of i4x2 a pair.
+constexpr int64_t unit_bytes(DType type) {
 #define RAPT_DTYPE(name, NAME, value, text, bits, kind) \
   if (type == DType::name) return (bits + 7) / 8;
 #include "rapt/dtypes.def"
   return 0;
 }
 
-// Calls f(data, strides, bytes of an element) for the tensors with a row for each token, or for each key.
+// Calls f(data, strides, bytes of a unit) for the tensors with a row for each token, or for each key.
 template <class Params, class F>
 void for_token_rows(Params& p, F f) {
-  f(p.q, p.q_stride, bytes_of(p.q_type)), f(p.out, p.out_stride, bytes_of(p.out_type));
-  if (p.q_scale) f(p.q_scale, p.q_scale_stride, bytes_of(DType::f32));
-  if (p.lse) f(p.lse, p.lse_stride, bytes_of(DType::f32));
+  f(p.q, p.q_stride, unit_bytes(p.q_type)), f(p.out, p.out_stride, unit_bytes(p.out_type));
+  if (p.q_scale) f(p.q_scale, p.q_scale_stride, unit_bytes(DType::f32));
+  if (p.lse) f(p.lse, p.lse_stride, unit_bytes(DType::f32));
 }
 template <class Params, class F>
 void for_key_rows(Params& p, F f) {
-  f(p.k, p.k_stride, bytes_of(p.kv_type)), f(p.v, p.v_stride, bytes_of(p.kv_type));
+  f(p.k, p.k_stride, unit_bytes(p.kv_type)), f(p.v, p.v_stride, unit_bytes(p.kv_type));
   for (auto* quant : {&p.k_quant, &p.v_quant}) {
-    if (quant->scale) f(quant->scale, quant->scale_stride, bytes_of(DType::f32));
-    if (quant->zero) f(quant->zero, quant->zero_stride, bytes_of(DType::f32));
+    if (quant->scale) f(quant->scale, quant->scale_stride, unit_bytes(DType::f32));
+    if (quant->zero) f(quant->zero, quant->zero_stride, unit_bytes(DType::f32));
   }
-  if (p.k_tail.size > 0) f(p.k_tail.data, p.k_tail.stride, bytes_of(p.k_tail.type));
+  if (p.k_tail.size > 0) f(p.k_tail.data, p.k_tail.stride, unit_bytes(p.k_tail.type));
 }
 
 // From a token's row to the next one's over all batch entries; empty: there is no such stride.
@@ -85,9 +86,6 @@ AttentionParams part_of(const AttentionParams& p, const GatheredLists& lists, in
   return part;
 }
 
-std::size_t whole_lines(int64_t bytes) {
-  return static_cast<std::size_t>(round_up(bytes, 256));
-}
 // Plans do not know whether indices are i32.
 std::size_t bytes_of_rows(const AttentionParams& p) {
   return whole_lines(p.b * p.sk * static_cast<int64_t>(sizeof(int64_t)));

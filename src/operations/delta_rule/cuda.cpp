@@ -1,7 +1,7 @@
 // delta_rule on a GPU: a thread block for a state, or for some of its columns.
 #include "cuda/entry.hpp"
 #include "cuda/kernels/kernels.hpp"
-#include "cuda/tile/multiprocessors.hpp"
+#include "cuda/tile/device_limits.hpp"
 #include "operations/delta_rule/cuda_choice.hpp"
 
 namespace rapt::cuda {

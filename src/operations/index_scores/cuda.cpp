@@ -23,9 +23,6 @@ Portion portion_of(int64_t b, int64_t sq, int64_t sk) {
   return {std::min(b, rows / std::max<int64_t>(sq, 1)), sq};
 }
 
-std::size_t whole_lines(int64_t bytes) {
-  return static_cast<std::size_t>(round_up(bytes, 64));
-}
 std::size_t selection_bytes(int64_t rows, int64_t sk, int64_t n) {
   SelectTopkParams params{};
   params.b = params.h = 1, params.s = rows, params.sk = sk, params.n = n;
