@@ -155,10 +155,8 @@ def test_flash_mla(fp8, sparse):
             rapt.mla.append_fp8_rows(new.to(device), cache, empty, block_table=pages)
         else:
             cache = torch.zeros(10, 32, 576, dtype=torch.bfloat16, device=device)
-            rapt.append_kv(
-                *(new[:, None].to(device), new[:, None, :, :512].to(device), cache[:, None], cache[:, None, :, :512], empty),
-                block_table=pages,
-            )
+            rows, latent = new[:, None].to(device), cache[:, None]
+            rapt.append_kv(rows, rows[..., :512], latent, latent[..., :512], empty, block_table=pages)
         options = {"softmax_scale": 0.07, "is_fp8_kvcache": fp8}
         if sparse:
             torch.manual_seed(6)

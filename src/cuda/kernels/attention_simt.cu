@@ -361,6 +361,7 @@ __device__ __forceinline__ void attend(const AttentionParams& p, unsigned number
     if (thread.tx == 0) shared.row_max[thread.row(i)] = -kInfinity;
     l[i] = 0;
   }
+  __syncwarp();  // rows without keys are stored at once
   // Blocks begin at multiples of kKeys, so that a row's keys are cut in the same places whatever other rows the tile
   // has.
   for (std::int64_t block = keys.begin / kKeys * kKeys; block < keys.end; block += kKeys) {
