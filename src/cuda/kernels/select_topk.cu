@@ -5,6 +5,8 @@
 // without. Of few long rows, several thread blocks select from parts of each row into lists in the workspace, and a
 // second launch selects from these. Of an n too large for shared memory, a thread block sorts the whole row in the
 // workspace.
+#include <cuda_pipeline_primitives.h>
+
 #include <algorithm>
 #include <cmath>
 
@@ -24,6 +26,9 @@ constexpr int kWarpsHeld = 32;
 #endif
 template <int kThreads>
 constexpr int kBlocksHeld = kThreads == kBlock ? 3 : kWarpsHeld;
+// Steps whose scores a thread copies to shared memory ahead.
+template <int kThreads>
+constexpr std::uint32_t kAhead = kThreads == kBlock ? 2 : 1;
 constexpr int kMaxSplits = 32;               // parts of a row: lanes
 constexpr std::int64_t kSplitScores = 8192;  // that a part has at least
 
@@ -57,60 +62,115 @@ struct RowScores {
                      end = static_cast<std::uint32_t>(last) + skipped;
   }
   // The four from a multiple of 4 on; -inf outside of the part.
-  __device__ float4 load4(std::uint32_t at) const {
-    if (stride == 1 && at >= begin && at + 4 <= end) return load4_inside(at);
-    float x[4];
-    const float* from = base + at * stride;
+  __device__ ScoreGroup group(std::uint32_t at) const {
+    float4 x;
+    if (stride == 1 && at >= begin && at + 4 <= end) {
+      x = __ldg(reinterpret_cast<const float4*>(base + at));
+    } else {
+      float four[4];
+      const float* from = base + at * stride;
 #pragma unroll
-    for (int i = 0; i < 4; ++i, from += stride) x[i] = at + i >= begin && at + i < end ? __ldg(from) : -kInfinity;
-    return {x[0], x[1], x[2], x[3]};
-  }
-  __device__ float4 load4_inside(std::uint32_t at) const {
-    return __ldg(reinterpret_cast<const float4*>(base + at));
+      for (int i = 0; i < 4; ++i, from += stride) four[i] = at + i >= begin && at + i < end ? __ldg(from) : -kInfinity;
+      x = {four[0], four[1], four[2], four[3]};
+    }
+    return {x, at - skipped};
   }
 };
 
-// Offers the scores, or one step of every `spacing`-th group of four.
 template <int kThreads>
-__device__ void offer_scores(Selection<kThreads>& best, const RowScores& scores, std::uint32_t spacing) {
-  constexpr std::uint32_t kStep = Selection<kThreads>::kStep;
-  const std::uint32_t start = scores.begin & ~3u;
-  std::uint32_t at = start + 4 * spacing * threadIdx.x, apart = 4 * kThreads * spacing;
-  float4 next[2] = {scores.load4(at), scores.load4(at + apart)};
-  for (std::uint32_t step = start; step < scores.end; step += spacing == 1 ? kStep : scores.end) {
-    const ScoreGroup groups[2] = {ScoreGroup(next[0], at - scores.skipped),
-                                  ScoreGroup(next[1], at + apart - scores.skipped)};
-    at += kStep;
-    if (scores.stride == 1 && step + 2 * kStep <= scores.end) {
-      next[0] = scores.load4_inside(at), next[1] = scores.load4_inside(at + 4 * kThreads);
-    } else if (spacing == 1) {
-      next[0] = scores.load4(at), next[1] = scores.load4(at + 4 * kThreads);
-    }
-    best.offer(groups);
+struct Ahead {
+  float4 scores[kAhead<kThreads>][2][kThreads];
+};
+
+// Offers scores step by step. What lies in whole steps of 16 bytes is copied to shared memory some steps ahead, the
+// first ones at once.
+template <int kThreads>
+class Scan {
+ public:
+  __device__ Scan(const RowScores& scores, Ahead<kThreads>& ahead)
+      : scores_(scores),
+        ahead_(ahead),
+        start_(scores.begin / 4 * 4),
+        from_(scores.base + start_ + 4 * threadIdx.x),
+        steps_((scores.end - start_ + kStep - 1) / kStep),
+        first_(min(scores.begin > start_ ? 1u : 0u, steps_)),
+        last_(scores.stride == 1 ? max((scores.end - start_) / kStep, first_) : first_) {
+    from_ += first_ * kStep;
+#pragma unroll
+    for (std::uint32_t i = 0; i < kAhead<kThreads>; ++i) copy(first_ + i);
   }
+
+  __device__ void offer_to(Selection<kThreads>& best) {
+    const auto load = [&](std::uint32_t step, ScoreGroup(&groups)[2]) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) groups[i] = scores_.group(place(step, i));
+    };
+    const auto take = [&](std::uint32_t step, ScoreGroup(&groups)[2]) {
+      __pipeline_wait_prior(kAhead<kThreads> - 1);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) groups[i] = {slot(step, i), place(step, i) - scores_.skipped};
+      copy(step + kAhead<kThreads>);
+    };
+    best.template offer<ScoreGroup>(0, first_, load);
+    best.template offer<ScoreGroup>(first_, last_, take);
+    best.template offer<ScoreGroup>(last_, steps_, load);
+  }
+
+ private:
+  static constexpr std::uint32_t kStep = Selection<kThreads>::kStep;
+
+  __device__ std::uint32_t place(std::uint32_t step, int i) const {
+    return start_ + step * kStep + 4 * (i * kThreads + threadIdx.x);
+  }
+  __device__ float4& slot(std::uint32_t step, int i) const {
+    return ahead_.scores[step % kAhead<kThreads>][i][threadIdx.x];
+  }
+  // Called for one step after another.
+  __device__ void copy(std::uint32_t step) {
+    if (step < last_)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) __pipeline_memcpy_async(&slot(step, i), from_ + 4 * i * kThreads, sizeof(float4));
+    from_ += kStep;
+    __pipeline_commit();
+  }
+
+  const RowScores scores_;
+  Ahead<kThreads>& ahead_;
+  const std::uint32_t start_;
+  const float* from_;                         // the thread's scores of the next step to copy
+  const std::uint32_t steps_, first_, last_;  // steps [first_, last_) are copied
+};
+
+// A score below which there are too many, by a sample of the row: one step of groups of four that lie evenly apart.
+template <int kThreads>
+__device__ Candidate bound_of_sample(Selection<kThreads>& best, const RowScores& row, std::int64_t size, int rank) {
+  best.start(rank, kAll);
+  const auto apart = static_cast<std::uint32_t>(4 * (size / Selection<kThreads>::kStep));
+  best.template offer<ScoreGroup>(0, 1, [&](std::uint32_t, ScoreGroup(&groups)[2]) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) groups[i] = row.group(apart * (i * kThreads + threadIdx.x));
+  });
+  best.raise_low(rank + rank / 8);
+  // Scores equal to the bound count, and there is an order between those of -0 and the number before that has no score.
+  return max(kAll, Candidate{order_of(best.low()) - 2} << 32);
 }
 
 // Selects from the scores [begin, end) of a row, and leaves up to `most`: those above a bound that a sample of the row
 // gives, if that leaves n, or all. Returns the bound.
 template <int kThreads>
-__device__ Candidate select_scores(Selection<kThreads>& best, const SelectTopkParams& p, const Launch& launch,
-                                   std::int64_t row, std::int64_t begin, std::int64_t end, int most, int rank) {
-  const bool whole = end - begin == p.sk;
+__device__ Candidate select_scores(Selection<kThreads>& best, Ahead<kThreads>& ahead, const SelectTopkParams& p,
+                                   const Launch& launch, std::int64_t row, std::int64_t begin, std::int64_t end,
+                                   int most, int rank) {
+  const RowScores scores(p, row, begin, end);
   Candidate bound = kAll;
   for (;;) {
-    best.start(rank ? rank : launch.n, bound);
-    const RowScores scores(p, row, rank ? 0 : begin, rank ? p.sk : end);
-    offer_scores(best, scores, rank ? static_cast<std::uint32_t>(p.sk / Selection<kThreads>::kStep) : 1);
-    const bool raised = best.raise_low(rank ? rank + rank / 8 : most);
-    if (rank) {
-      // Scores equal to the bound count, and there is an order between those of -0 and the number before that has no
-      // score.
-      bound = max(bound, Candidate{order_of(best.low()) - 2} << 32), rank = 0;
-      continue;
-    }
-    if (raised) best.drop_smaller();
-    if (!whole || bound == kAll || best.count() >= launch.n) return bound;
-    bound = kAll;
+    Scan<kThreads> scan(scores, ahead);
+    if (rank) bound = bound_of_sample(best, RowScores(p, row, 0, p.sk), p.sk, rank);
+    best.start(launch.n, bound);
+    scan.offer_to(best);
+    best.prune(most);
+    if (end - begin < p.sk || bound == kAll || best.count() >= launch.n) return bound;
+    bound = kAll, rank = 0;
   }
 }
 
@@ -126,11 +186,20 @@ __device__ void store_sorted(const SelectTopkParams& p, const Launch& launch, st
     indices[i * p.indices_stride.d] = i < best.count() ? position_of(best[i]) : -1;
 }
 
+// A thread block's shared memory, before the candidates.
 template <int kThreads>
-__device__ Selection<kThreads> selection_of(const Launch& launch) {
+struct BlockShared {
+  Ahead<kThreads> ahead;
+  typename Selection<kThreads>::Shared selection;
+};
+template <int kThreads>
+__device__ BlockShared<kThreads>& block_shared() {
   extern __shared__ __align__(16) std::byte memory[];
-  using Shared = typename Selection<kThreads>::Shared;
-  return {*reinterpret_cast<Shared*>(memory), reinterpret_cast<Candidate*>(memory + sizeof(Shared)), launch.capacity};
+  return *reinterpret_cast<BlockShared<kThreads>*>(memory);
+}
+template <int kThreads>
+__device__ Selection<kThreads> selection_in(BlockShared<kThreads>& shared, const Launch& launch) {
+  return {shared.selection, reinterpret_cast<Candidate*>(&shared + 1), launch.capacity};
 }
 
 template <int kThreads>
@@ -138,12 +207,13 @@ __global__ void __launch_bounds__(kThreads, kBlocksHeld<kThreads>)
     select_topk(const __grid_constant__ SelectTopkParams p, const __grid_constant__ Launch launch, Candidate* lists,
                 Part* made) {
   launch_dependent_grids();
-  Selection<kThreads> best = selection_of<kThreads>(launch);
+  auto& shared = block_shared<kThreads>();
+  Selection<kThreads> best = selection_in(shared, launch);
   const std::int64_t parts = p.b * p.h * p.s * launch.splits, width = round_up(ceil_div(p.sk, launch.splits), 4);
   for (std::int64_t part = blockIdx.x; part < parts; part += gridDim.x) {
     const std::int64_t row = part / launch.splits, begin = part % launch.splits * width;
     const Candidate bound =
-        select_scores(best, p, launch, row, begin, min(begin + width, p.sk), launch.list, launch.rank);
+        select_scores(best, shared.ahead, p, launch, row, begin, min(begin + width, p.sk), launch.list, launch.rank);
     if (launch.splits == 1) {
       store_sorted(p, launch, row, best);
       continue;
@@ -158,7 +228,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksHeld<kThreads>)
     merge_lists(const __grid_constant__ SelectTopkParams p, const __grid_constant__ Launch launch,
                 const Candidate* lists, const Part* made) {
   wait_on_dependent_grids();
-  Selection<kThreads> best = selection_of<kThreads>(launch);
+  auto& shared = block_shared<kThreads>();
+  Selection<kThreads> best = selection_in(shared, launch);
   int* const ends = best.scratch();  // of the parts' candidates, one after another
   for (std::int64_t row = blockIdx.x; row < p.b * p.h * p.s; row += gridDim.x) {
     const int lane = threadIdx.x % 32;
@@ -166,7 +237,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksHeld<kThreads>)
     const int so_far = sum_so_far(part.count), count = __shfl_sync(~0u, so_far, 31);
     const bool bounded = __shfl_sync(~0u, part.bounded, 0);
     if (bounded && count < launch.n) {
-      select_scores(best, p, launch, row, 0, p.sk, launch.list, 0);
+      select_scores(best, shared.ahead, p, launch, row, 0, p.sk, launch.list, 0);
     } else {
       best.start(launch.n, kAll);
       if (threadIdx.x < 32) ends[lane] = so_far;
@@ -183,10 +254,12 @@ __global__ void __launch_bounds__(kThreads, kBlocksHeld<kThreads>)
         }
         return group;
       };
-      for (int first = 0; first < count; first += Selection<kThreads>::kStep) {
-        const ListGroup groups[2] = {load(first + threadIdx.x), load(first + 4 * kThreads + threadIdx.x)};
-        best.offer(groups);
-      }
+      constexpr int kStep = Selection<kThreads>::kStep;
+      best.template offer<ListGroup>(0, (count + kStep - 1) / kStep, [&](std::uint32_t step, ListGroup(&groups)[2]) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+          groups[i] = load(static_cast<int>(step) * kStep + 4 * i * kThreads + static_cast<int>(threadIdx.x));
+      });
     }
     store_sorted(p, launch, row, best);
   }
@@ -258,12 +331,17 @@ Launch launch_of(const SelectTopkParams& p) {
   made.n = static_cast<int>(std::min<std::int64_t>(std::min(p.n, p.sk), 1 << 20));
   made.size = kSegment;
   while (made.size < made.n) made.size *= 2;
-  const auto room =
-      (max_shared_bytes() - static_cast<int>(sizeof(typename Block::Shared))) / static_cast<int>(sizeof(Candidate));
+  // Candidates that a thread block has room for, alone and where a multiprocessor holds two.
+  const auto room = [](int blocks) {
+    constexpr int kReserved = 1024;  // bytes of each block that CUDA uses
+    const int bytes = (max_shared_bytes() + kReserved) / blocks - kReserved;
+    return (bytes - static_cast<int>(sizeof(BlockShared<kThreads>))) / static_cast<int>(sizeof(Candidate));
+  };
+  const int least = std::max(made.size, Block::kStep + made.n + made.n / 4 + 32);
+  if (least > room(1)) return made;
   // Bins take the n largest once more. A larger n is sorted in place.
-  const int least = std::max(made.size, Block::kStep + made.n + made.n / 4 + 32), with_bins = 3 * made.n + 256;
-  if (least > room) return made;
-  made.capacity = kThreads == kBlock && made.n <= 4096 && with_bins <= room ? std::max(least, with_bins) : least;
+  const int with_bins = std::clamp(room(2), made.n / 2 * 5 + 256, made.n * 3 + 256);
+  made.capacity = kThreads == kBlock && made.n <= 4096 && with_bins <= room(1) ? std::max(least, with_bins) : least;
   made.list = std::min(2 * made.n + 128, made.capacity - Block::kStep);
   const std::int64_t rows = at_least_1(p.b * p.h * p.s);
   made.splits = 1;
@@ -271,9 +349,9 @@ Launch launch_of(const SelectTopkParams& p) {
     made.splits = static_cast<int>(
         std::clamp<std::int64_t>(std::min(2 * multiprocessors() / rows, p.sk / kSplitScores), 1, kMaxSplits));
   if (p.sk >= 4 * std::max(Block::kStep, made.n)) {
-    // The rank that the n-th largest has in the sample on average, and four standard deviations.
+    // The rank that the n-th largest has in the sample on average, and three and a half standard deviations.
     const double expected = static_cast<double>(made.n) * Block::kStep / static_cast<double>(p.sk);
-    made.rank = static_cast<int>(expected + 4 * std::sqrt(expected)) + 4;
+    made.rank = static_cast<int>(expected + 3.5 * std::sqrt(expected)) + 4;
   }
   return made;
 }
@@ -285,7 +363,7 @@ cudaError_t launch_selection(const SelectTopkParams& p, const Launch& launch, st
   constexpr std::int64_t kMaxBlocks = 1 << 20;
   const auto blocks = [&](std::int64_t items) { return static_cast<unsigned>(std::min(items, kMaxBlocks)); };
   const std::size_t bytes =
-      sizeof(typename Selection<kThreads>::Shared) + static_cast<std::size_t>(launch.capacity) * sizeof(Candidate);
+      sizeof(BlockShared<kThreads>) + static_cast<std::size_t>(launch.capacity) * sizeof(Candidate);
   auto* const lists = reinterpret_cast<Candidate*>(workspace);
   auto* const made = reinterpret_cast<Part*>(lists + parts * launch.list);
   const cudaError_t status =

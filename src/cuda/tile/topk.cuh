@@ -83,6 +83,7 @@ struct ScoreGroup {
   float score[4];
   std::uint32_t last;  // ~position of the first
 
+  ScoreGroup() = default;
   __device__ ScoreGroup(const float4& x, std::uint32_t position) : score{x.x, x.y, x.z, x.w}, last(~position) {}
   __device__ Candidate operator[](int i) const { return Candidate{__float_as_uint(score[i])} << 32 | (last - i); }
   // The bits of those that `low` does not exclude. Positions rise, so an equal score ranks below all those before.
@@ -117,7 +118,7 @@ class Selection {
   struct alignas(16) Shared {
     int bins[kBins];
     int warp_sums[kThreads / 32];
-    int added[3];  // in this step, the next and the one after
+    int count;  // of the candidates in the buffer
     int kept, bin, bin_size;
     int scratch[32];
     Candidate least[kThreads / 32], most[kThreads / 32];
@@ -129,37 +130,29 @@ class Selection {
   // Begins to select n of those that `low` does not exclude; the buffer holds n + kStep at least.
   __device__ void start(int n, Candidate low) {
     __syncthreads();
-    n_ = n, count_ = ordered_ = 0, turn_ = 0, low_ = low;
-    if (threadIdx.x < 3) s_.added[threadIdx.x] = 0;
-    __syncthreads();
+    n_ = n, ordered_ = 0, low_ = low;
+    set_count(0);
   }
   __device__ int count() const { return count_; }
   __device__ int* scratch() { return s_.scratch; }  // 32, for the caller
   __device__ Candidate low() const { return low_; }
   __device__ Candidate operator[](int i) const { return buffer_[i]; }
 
-  template <class Group>
-  __device__ void offer(const Group (&groups)[kGroups]) {
-    for (;;) {
-      const unsigned mine = groups[0].above(low_) | groups[1].above(low_) << 4;
-      const bool any = __any_sync(~0u, mine != 0);
-      int place = any ? reserve(s_.added[turn_], __popc(mine)) : 0;
-      __syncthreads();
-      const int added = s_.added[turn_];
-      turn_ = next(turn_);
-      if (threadIdx.x == 0) s_.added[next(turn_)] = 0;
-      if (count_ + added <= capacity_) {
-        place += count_, count_ += added;
-        if (any)
-#pragma unroll
-          for (int i = 0; i < 4 * kGroups; ++i) {
-            const bool taken = mine >> i & 1;
-            if (taken) buffer_[place] = groups[i / 4][i % 4];
-            place += taken;
-          }
-        if (Group::kOrdered) ordered_ = count_;
-        return;
+  // Offers the groups of steps [begin, end): groups_of(step, groups) gives a thread's. The lanes of a warp go together;
+  // warps wait for each other only where the buffer may have no room for a step of them all.
+  template <class Group, class GroupsOf>
+  __device__ void offer(std::uint32_t begin, std::uint32_t end, GroupsOf groups_of) {
+    for (std::uint32_t step = begin; begin < end;) {
+#pragma unroll 1
+      for (; step < end && __all_sync(~0u, count_now() <= capacity_ - kStep); ++step) {
+        Group groups[kGroups];
+        groups_of(step, groups);
+        collect(groups);
       }
+      const bool any_left = __syncthreads_or(step < end);
+      count_ = count_now();
+      if (Group::kOrdered) ordered_ = count_;
+      if (!any_left) return;
       prune(capacity_ - kStep);
     }
   }
@@ -221,8 +214,8 @@ class Selection {
       for (int i = 0; i < 4; ++i)
         if (c[i] >= low_) buffer_[place++] = c[i];
     }
-    __syncthreads();
-    count_ = ordered_ = kept;
+    set_count(kept);
+    ordered_ = kept;
   }
 
   // Leaves up to `most` candidates, n or more, the n largest among them.
@@ -297,7 +290,10 @@ class Selection {
       const int bin = bin_of(c), end = s_.bins[bin];
       int rank = bin == 0 ? 0 : s_.bins[bin - 1];
 #pragma unroll 1
-      for (int j = rank; j < end; ++j) rank += by_bin[j] > c;
+      for (int j = rank; j < end; j += 4)
+#pragma unroll
+        for (int k = 0; k < 4; ++k)
+          if (j + k < end) rank += by_bin[j + k] > c;
       if (rank < n_) indices[rank * stride] = position_of(c);
     }
 #pragma unroll 1
@@ -309,8 +305,33 @@ class Selection {
   static constexpr int kWarps = kThreads / 32, kBinBits = kThreads == 32 ? 7 : 10;
   static_assert(1 << kBinBits == kBins);
 
-  __device__ static int next(int turn) {
-    return turn == 2 ? 0 : turn + 1;
+  // While other warps count on. As each looks before every step, what it sees grows by no more than kStep.
+  __device__ int count_now() const {
+    return *const_cast<volatile int*>(&s_.count);
+  }
+  __device__ void set_count(int count) {
+    count_ = count;
+    if (threadIdx.x == 0) s_.count = count;
+    __syncthreads();
+  }
+
+  template <class Group>
+  __device__ void collect(const Group (&groups)[kGroups]) {
+    const unsigned mine = groups[0].above(low_) | groups[1].above(low_) << 4;
+    int place = 0;
+    if constexpr (kWarps > 1) {
+      if (mine == 0) return;
+      place = atomicAdd(&s_.count, __popc(mine));
+    } else {
+      if (!__any_sync(~0u, mine != 0)) return;
+      place = reserve(s_.count, __popc(mine));
+    }
+#pragma unroll
+    for (int i = 0; i < 4 * kGroups; ++i) {
+      const bool taken = mine >> i & 1;
+      if (taken) buffer_[place] = groups[i / 4][i % 4];
+      place += taken;
+    }
   }
 
   // Where the thread's `mine` elements go: behind those of other threads, which `counter` counts.
@@ -383,7 +404,7 @@ class Selection {
   Shared& s_;
   Candidate* const buffer_;
   const int capacity_;
-  int n_, count_, ordered_, turn_;
+  int n_, count_, ordered_;
   Candidate low_;
 };
 
