@@ -42,19 +42,6 @@ __device__ inline void barrier_wait(std::uint32_t barrier, int parity) {
       : "memory");
 }
 
-// Whether barrier_wait() would return at once.
-__device__ inline bool barrier_is_done(std::uint32_t barrier, int parity) {
-  std::uint32_t done;
-  asm volatile(
-      "{\n.reg .pred done;\n"
-      "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
-      "selp.u32 %0, 1, 0, done;\n}"
-      : "=r"(done)
-      : "r"(barrier), "r"(parity)
-      : "memory");
-  return done != 0;
-}
-
 // Named barriers, for some of the warps of a block: `threads` threads sync or arrive in all.
 __device__ inline void named_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
@@ -189,6 +176,10 @@ __device__ inline void copy_commit() {
 template <int kPending>
 __device__ void copy_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+// Arrives at a barrier once all of the thread's copies so far are done; counts as one of the barrier's arrivals.
+__device__ inline void barrier_arrive_after_copies(std::uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 // Loads 16 bytes of read-only data. The compiler does not move it, so that later code need not wait for it.
 __device__ inline uint4 load16_ahead(const void* from) {

@@ -26,13 +26,15 @@
 #include "cuda/kernels/latent_load.cuh"
 #include "cuda/kernels/latent_merge.cuh"
 #include "cuda/kernels/latent_softmax.cuh"
+#include "cuda/kernels/latent_store.cuh"
 #include "cuda/kernels/split_launches.cuh"
 #include "cuda/tile/launch.cuh"
 
 namespace rapt::cuda {
 namespace {
 
-template <class T>
+// kByTma: TMA loads keys and values; else threads do.
+template <class T, bool kByTma>
 __global__ void __launch_bounds__(kThreads, 1) attention_latent(const __grid_constant__ LatentParams params) {
   extern __shared__ std::uint8_t dynamic[];
   __shared__ LatentShared shared;
@@ -45,11 +47,11 @@ __global__ void __launch_bounds__(kThreads, 1) attention_latent(const __grid_con
   if (static_cast<int>(rank) >= share.sharers) return;
 
   const std::uint32_t q = (shared_address(dynamic) + 1023) / 1024 * 1024;  // the swizzle's unit
-  const LatentRing ring{shared_address(shared.barriers), q + kBlockBytes};
+  const LatentRing<kByTma> ring{shared_address(shared.barriers), q + kBlockBytes};
   if (threadIdx.x == 0) {
-    const int loaders = params.box > 0 ? 1 : 128;
+    constexpr int kLoaders = kByTma ? 1 : 128;
     for (int n = 0; n < 2; ++n) {
-      for (int part = 0; part < LatentRing::kParts; ++part) barrier_init(ring.full(n, part), loaders);
+      for (int part = 0; part < kParts; ++part) barrier_init(ring.full(n, part), kLoaders);
       // Each warpgroup frees its half of the values. Keys that are not values have a place of their own, which both
       // free.
       for (int half = 0; half < 2; ++half) barrier_init(ring.empty(n, half), params.separate_values && n == 0 ? 8 : 4);
@@ -60,19 +62,21 @@ __global__ void __launch_bounds__(kThreads, 1) attention_latent(const __grid_con
   __syncthreads();
   if (threadIdx.x < 128) {
     registers_decrease<kLoadRegisters>();
-    if (params.box == 0) load_by_threads(params, block, share, ring);
-    else if (threadIdx.x < 32) load_by_tma(params, block, share, ring, q);
+    if (params.q_by_tma && threadIdx.x == 0) load_q_by_tma(params, block, q, ring.q_full());
+    if constexpr (!kByTma) load_by_threads(params, block, share, ring);
+    else if (threadIdx.x < 32) load_by_tma(params, block, share, ring);
     return;
   }
   registers_increase<kMathRegisters>();
   shared.rows.find(block, threadIdx.x - 128);
+  if (threadIdx.x - 128 < kRows / 32) shared.fallback[threadIdx.x - 128] = 0;
   named_sync(kMathBarrier, kMathThreads);
   if (!params.q_by_tma) {
     load_q(params, block, shared, q);
     barrier_arrive(ring.q_full());
   }
   const int half = uniform(threadIdx.x / 128 - 1);
-  LatentSoftmax<T> math(params, block, share, ring, shared, q, ring.data + 2 * kBlockBytes, half);
+  LatentSoftmax<T, kByTma> math(params, block, share, ring, shared, q, ring.data + 2 * kBlockBytes, half);
   barrier_wait(ring.q_full(), 0);
   math.attend();
 
@@ -82,6 +86,7 @@ __global__ void __launch_bounds__(kThreads, 1) attention_latent(const __grid_con
     if (math.lane % 4 == 0) shared.row_sum[half][math.row(h)] = sum;
   }
   named_sync(kMathBarrier, kMathThreads);  // all have read Q and keys
+  if (params.from_registers) return store_rows(params, block, shared, math);
   auto* const results = reinterpret_cast<LatentResults*>(dynamic + (q - shared_address(dynamic)));
   math.store_for_cluster(ring.data, *results);
   cluster_sync();
@@ -127,8 +132,8 @@ bool make_queries_map(CUtensorMap& map, const AttentionParams& p) {
 template <class T>
 cudaError_t launch(const LatentParams& params, cudaStream_t stream) {
   const unsigned cluster = params.cluster_size.by;
-  return launch_clusters(cluster, false, attention_latent<T>, params.grid.blocks * cluster, kThreads, kSharedBytes,
-                         stream, params);
+  const auto kernel = params.box > 0 ? attention_latent<T, true> : attention_latent<T, false>;
+  return launch_clusters(cluster, false, kernel, params.grid.blocks * cluster, kThreads, kSharedBytes, stream, params);
 }
 
 }  // namespace
@@ -155,8 +160,11 @@ cudaError_t launch_attention_latent(const AttentionParams& p, std::byte* workspa
   const int box = box_keys(p, kKeys);
   if (make_keys_map(params.k, p, p.k, p.k_stride, p.d, box) &&
       (!params.separate_values || make_keys_map(params.v, p, p.v, p.v_stride, p.dv, box)))
-    params.box = box, params.q_by_tma = make_queries_map(params.q, p);
+    params.box = box;
+  params.q_by_tma = make_queries_map(params.q, p);
   params.writes_output = params.partials.splits == 1;
+  params.from_registers = params.writes_output && params.cluster_size.by == 1 && params.out_vector && p.dv % 8 == 0 &&
+                          p.out_type == p.q_type;
   const cudaError_t status =
       p.q_type == DType::f16 ? launch<__half>(params, stream) : launch<__nv_bfloat16>(params, stream);
   if (status != cudaSuccess || params.writes_output) return status;

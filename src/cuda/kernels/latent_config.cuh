@@ -36,7 +36,8 @@ struct LatentParams {
   bool q_by_tma;
   bool modified, keep_in_l2;             // keep_in_l2: several tiles of rows read the same keys
   bool q_vector, kv_vector, out_vector;  // rows are aligned to 16 bytes, and contiguous
-  bool writes_output;  // every sequence has one split, and results go to out instead of partial results
+  bool writes_output;   // every sequence has one split, and results go to out instead of partial results
+  bool from_registers;  // they go there from registers, as a thread block has all keys of its rows
 };
 
 // A thread block's share of its cluster's split, in keys counted from the split's first. Where the split is cut depends
@@ -62,23 +63,32 @@ struct LatentShare {
   __device__ int warpgroup_of(int i) const { return key_of(i) / kKeys % 2; }
 };
 
-// The ring of two places for blocks of keys or values: the n-th block is in place n % 2. It is filled in four parts of
-// its columns, each with a full barrier, so that products begin with the first part; it is emptied in halves, since
-// each math warpgroup multiplies one half of the values.
+// A place of the ring is filled in four parts of its columns, so that products begin with the first part.
+constexpr int kParts = 4;
+__host__ __device__ constexpr int part_begin(int part) {  // panels
+  return 2 * part;
+}
+__host__ __device__ constexpr int part_end(int part) {
+  return part == kParts - 1 ? kPanels : 2 * part + 2;
+}
+constexpr int kBarriers = 2 * (kParts + 2) + 1;
+
+// The ring of two places for blocks of keys or values: the n-th block is in place n % 2. Each part has a full barrier;
+// a place is emptied in halves, since each math warpgroup multiplies one half of the values. kByTma: TMA fills it; else
+// threads do.
+template <bool kByTma>
 struct LatentRing {
   std::uint32_t barriers, data;
-
-  static constexpr int kParts = 4, kBarriers = 2 * (kParts + 2) + 1;
-  __host__ __device__ static constexpr int begin(int part) { return 2 * part; }  // panels
-  __host__ __device__ static constexpr int end(int part) { return part == kParts - 1 ? kPanels : 2 * part + 2; }
 
   __device__ std::uint32_t q_full() const { return barriers + (kBarriers - 1) * 8; }
   __device__ std::uint32_t slot(int n) const { return data + n % 2 * kBlockBytes; }
   __device__ std::uint32_t full(int n, int part) const { return barriers + (n % 2 * (kParts + 2) + part) * 8; }
   __device__ std::uint32_t empty(int n, int half) const { return full(n, kParts + half); }
-  __device__ void wait_full(int n, int part) const { barrier_wait(full(n, part), n / 2 % 2); }
+  __device__ void wait_full(int n, int part) const {
+    barrier_wait(full(n, part), n / 2 % 2);
+    if constexpr (!kByTma) fence_async_proxy();  // by the readers: the writers do not wait for their copies
+  }
   __device__ void wait_empty(int n, int half) const { barrier_wait(empty(n, half), n / 2 % 2 ^ 1); }
-  __device__ bool is_empty(int n, int half) const { return barrier_is_done(empty(n, half), n / 2 % 2 ^ 1); }
   __device__ void wait_full_half(int n, int half) const { wait_full(n, 2 * half), wait_full(n, 2 * half + 1); }
   // Called by whole warps that have read it; one lane arrives.
   __device__ void release(int n, int half) const {
@@ -88,10 +98,11 @@ struct LatentRing {
 
 // What the math warps exchange.
 struct LatentShared {
-  std::uint64_t barriers[LatentRing::kBarriers];
+  std::uint64_t barriers[kBarriers];
   SplitRows<kRows> rows;
-  float row_max[kRows];     // of the last block whose weights are in shared memory
-  float row_sum[2][kRows];  // each warpgroup's, at the end
+  float row_max[kRows];           // of the last block whose weights are in shared memory
+  float row_sum[2][kRows];        // each warpgroup's, at the end
+  unsigned fallback[kRows / 32];  // a bit for each row that falls back
 };
 // What a thread block leaves for its cluster, in the place of Q, beside O in the place of keys: row_max and row_sum of
 // its own rows. And, for the rows that it merges: the factor of each thread block's O, and what turns the sum into

@@ -10,7 +10,7 @@
 namespace rapt::cuda {
 
 // A math warpgroup: `half` of O's columns in registers, and the key blocks that it owns.
-template <class T>
+template <class T, bool kByTma>
 struct LatentSoftmax {
   static constexpr int kScores = kKeys / 2, kOut = kLatentMaxValueHeadDim / 4;
   // Weights are 2^kShift times as large as in the formula: fp16 has a short range below 1.
@@ -19,7 +19,7 @@ struct LatentSoftmax {
   const LatentParams& params;
   const SplitBlock& block;
   const LatentShare& share;
-  const LatentRing& ring;
+  const LatentRing<kByTma>& ring;
   LatentShared& shared;
   const std::uint32_t q, p;  // addresses of Q and P in shared memory
   const int half, lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 % 4 * 16, column = lane % 4 * 2;
@@ -30,7 +30,8 @@ struct LatentSoftmax {
         row_sum[2] = {};  // row_sum: over the lane's columns of the warpgroup's own blocks
 
   __device__ LatentSoftmax(const LatentParams& params, const SplitBlock& block, const LatentShare& share,
-                           const LatentRing& ring, LatentShared& shared, std::uint32_t q, std::uint32_t p, int half)
+                           const LatentRing<kByTma>& ring, LatentShared& shared, std::uint32_t q, std::uint32_t p,
+                           int half)
       : params(params),
         block(block),
         share(share),
@@ -60,7 +61,7 @@ struct LatentSoftmax {
     pin(s);
 #pragma unroll
     for (int step = 0; step < 4 * kPanels; ++step) {
-      if (step % 8 == 0 && step / 8 < LatentRing::kParts) {
+      if (step % 8 == 0 && step / 8 < kParts) {
         ring.wait_full(n, step / 8);
         wgmma_fence();
       }
@@ -75,7 +76,7 @@ struct LatentSoftmax {
     const int n = values_at(i);
     const std::uint32_t values = ring.slot(n) + half * (kLeftPanels * kPanelBytes);
     ring.wait_full_half(n, half);
-    if (i == 0 && valid < kKeys && params.box > 0) {
+    if (i == 0 && kByTma && valid < kKeys) {
       zero_rows<kLeftPanels * 64, kKeys>(values, valid);
       named_sync(kGroupBarrier + half, 128);
     }
