@@ -2,11 +2,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <mutex>
 #include <optional>
 #include <stdexcept>
 #include <utility>
+#include <vector>
 
 #include "operations/attention/oracle_inputs.hpp"
+#include "support/parallel.hpp"
 
 namespace rapt::testing {
 namespace {
@@ -137,16 +140,25 @@ FloatMatrix plain_three_steps(const std::vector<std::vector<Score>>& scores, dou
   return out.unaryExpr([&](float x) { return rounded(x, types.out); });
 }
 
-/// Takes note of what a 16-bit computation does to one element: `plain` is what the plain three steps give for it.
-void note_plain(Reference& result, const Types& types, double out, float plain, double root_of_squares, double bound,
-                double magnitude) {
-  // What overflows is not an error.
-  if (!(std::abs(out) + types.rounding(magnitude) < types.overflow)) return;
-  const double error = std::abs(static_cast<double>(plain) - out);
-  result.plain_error = std::max(result.plain_error, std::isnan(error) ? kInfinity : error);
-  const double chance = types.out_eps * std::abs(out) + 4 * types.input_eps * root_of_squares + bound;
-  result.rounding_error = std::max(result.rounding_error, chance);
-}
+/// Reference::plain_error and rounding_error of the elements that were added.
+struct PlainErrors {
+  double plain = 0, rounding = 0;
+
+  /// `got` is what the plain three steps give for an element.
+  void add(const Types& types, double out, float got, double root_of_squares, double bound, double magnitude) {
+    // What overflows is not an error.
+    if (!(std::abs(out) + types.rounding(magnitude) < types.overflow)) return;
+    const double error = std::abs(static_cast<double>(got) - out);
+    plain = std::max(plain, std::isnan(error) ? kInfinity : error);
+    rounding = std::max(rounding, types.out_eps * std::abs(out) + 4 * types.input_eps * root_of_squares + bound);
+  }
+  void join(Reference& result) const {
+    static std::mutex mutex;
+    const std::lock_guard lock(mutex);
+    result.plain_error = std::max(result.plain_error, plain);
+    result.rounding_error = std::max(result.rounding_error, rounding);
+  }
+};
 
 double finite_or_0(double x) {
   return std::isfinite(x) ? x : 0;
@@ -314,9 +326,11 @@ RowArray lost_of_values(const RowArray& p, const Matrix& v, int bits) {
     }
     const RowArray unit = kCut * (sum.abs() + squares.sqrt()), exact = std::ldexp(1, bits) * unit;
     for (Eigen::Index j = first; j < end; ++j) {
-      if (!(p[j] > 0)) continue;
-      const RowArray product = p[j] * v.row(j).array(), magnitude = product.abs();
-      lost += (magnitude <= unit).select(product, (magnitude < exact).select(0.375 * unit * product.sign(), 0));
+      for (Eigen::Index c = 0; p[j] > 0 && c < v.cols(); ++c) {
+        const double product = p[j] * v(j, c), magnitude = std::abs(product);
+        if (magnitude <= unit[c]) lost[c] += product;
+        else if (magnitude < exact[c]) lost[c] += std::copysign(0.375 * unit[c], product);
+      }
     }
   }
   return lost.abs();
@@ -421,6 +435,7 @@ void run_block(const Head& head, const Operands& operands, const Matrix& q, std:
   const Matrix root_of_squares =
       halves ? Matrix(times(p.matrix().cwiseAbs2(), operands.v_squares).cwiseSqrt()) : Matrix();
   const double most = len_k ? factor.maxCoeff() : 1;
+  PlainErrors plain_errors;
   for (std::int64_t r = 0; r < count; ++r) {
     const RowWeights& w = rows.weights[static_cast<std::size_t>(r)];
     const auto row = static_cast<std::size_t>(flat(first + r));
@@ -437,32 +452,33 @@ void run_block(const Head& head, const Operands& operands, const Matrix& q, std:
       result.spread[at] = std::min(spread(r, c), cap);
       if (of_bf16.size()) result.bf16_spread[at] = std::sqrt(of_bf16[c]);
       if (halves && std::isfinite(result.out[at]))
-        note_plain(result, types, out(r, c), plain(r, c), root_of_squares(r, c), result.bound[at], magnitude(r, c));
+        plain_errors.add(types, out(r, c), plain(r, c), root_of_squares(r, c), result.bound[at], magnitude(r, c));
     }
   }
+  plain_errors.join(result);
   if (!result.f8e4m3.bound.empty()) bound_codes(head, operands, q, first, rows, result, flat);
 }
 
 /// Every token by itself, over the keys of its list.
-void run_gathered(const AttentionArgs& args, std::int64_t row_step, Reference& result) {
+void run_gathered(const AttentionArgs& args, std::int64_t row_step, std::int64_t threads, Reference& result) {
   const std::int64_t b = args.q.shape[0], hq = args.q.shape[1], sq = args.q.shape[2], hk = args.kv.k.shape[1];
-  for (std::int64_t n = 0; n < b; ++n) {
-    for (std::int64_t i = 0; i < sq; ++i) {
-      if (i % row_step != 0 && i != sq - 1) continue;
-      const std::vector<Slot> slots = listed_slots(args.kv, n, i);
-      std::optional<Keys> keys, values;
-      std::optional<Operands> operands;
-      for (std::int64_t h = 0; h < hq; ++h) {
-        if (h % (hq / hk) == 0) {
-          keys.emplace(args.kv, false, h / (hq / hk), slots);
-          values.emplace(args.kv, true, h / (hq / hk), slots);
-          operands.emplace(*keys, *values);
-        }
-        run_block({args, n, h, 0, 0, *keys, *values}, *operands, queries(args, n, h, i, 1), i, result,
-                  [&](std::int64_t row) { return (n * hq + h) * sq + row; });
+  const auto run_token = [&](std::int64_t token) {
+    const std::int64_t n = token / sq, i = token % sq;
+    if (i % row_step != 0 && i != sq - 1) return;
+    const std::vector<Slot> slots = listed_slots(args.kv, n, i);
+    std::optional<Keys> keys, values;
+    std::optional<Operands> operands;
+    for (std::int64_t h = 0; h < hq; ++h) {
+      if (h % (hq / hk) == 0) {
+        keys.emplace(args.kv, false, h / (hq / hk), slots);
+        values.emplace(args.kv, true, h / (hq / hk), slots);
+        operands.emplace(*keys, *values);
       }
+      run_block({args, n, h, 0, 0, *keys, *values}, *operands, queries(args, n, h, i, 1), i, result,
+                [&](std::int64_t row) { return (n * hq + h) * sq + row; });
     }
-  }
+  };
+  parallel_for(b * sq, threads, run_token);
 }
 
 }  // namespace
@@ -509,38 +525,38 @@ Reference oracle(const AttentionArgs& args, std::int64_t row_step) {
     result.f8e4m3.lse_bound.assign(static_cast<std::size_t>(all_rows), kNaN);
   }
 
+  const std::int64_t threads = elements < 4096 ? 1 : cores();  // starting them takes longer than small problems
   if (!has_positions(args.kv)) {
-    run_gathered(args, row_step, result);
+    run_gathered(args, row_step, threads, result);
     return result;
   }
-  for (std::int64_t n = 0; n < sequences; ++n) {
+  // The rows of one sequence that share keys and values.
+  const auto run_group = [&](std::int64_t n, std::int64_t kv_head) {
     const Range own_q = rows_of(args.cu_seqlens_q, n, sq);
     const std::int64_t len_k =
         args.kv.seqlens ? read_index(args.kv.seqlens, n) : rows_of(args.kv.cu_seqlens, n, args.kv.k.shape[2]).length;
     const std::int64_t offset = key_offset(args, own_q.length, len_k);
     const Range seen = seen_keys(args, own_q.length, len_k, offset);
-    std::optional<Keys> keys, values;
-    std::optional<Operands> operands;
-    for (std::int64_t h = 0; h < hq; ++h) {
-      if (h % (hq / hk) == 0) {
-        keys.emplace(args.kv, false, n, h / (hq / hk), seen.begin, seen.length);
-        values.emplace(args.kv, true, n, h / (hq / hk), seen.begin, seen.length);
-        operands.emplace(*keys, *values);
-      }
-      const Head head{args, n, h, offset, seen.begin, *keys, *values};
+    const Keys keys(args.kv, false, n, kv_head, seen.begin, seen.length);
+    const Keys values(args.kv, true, n, kv_head, seen.begin, seen.length);
+    const Operands operands(keys, values);
+    std::vector<Range> blocks;
+    for (std::int64_t i = 0; i<own_q.length; i += row_step> 1 ? row_step : kRowBlock)
+      blocks.push_back({i, row_step > 1 ? 1 : std::min(kRowBlock, own_q.length - i)});
+    if (!blocks.empty() && blocks.back().begin + blocks.back().length < own_q.length)
+      blocks.push_back({own_q.length - 1, 1});
+    parallel_for(hq / hk * std::ssize(blocks), threads, [&](std::int64_t item) {
+      const std::int64_t h = kv_head * (hq / hk) + item / std::ssize(blocks);
+      const auto [first, count] = blocks[static_cast<std::size_t>(item % std::ssize(blocks))];
       const auto flat = [&](std::int64_t i) { return ragged_q ? (own_q.begin + i) * hq + h : (n * hq + h) * sq + i; };
-      const std::int64_t block = row_step > 1 ? 1 : kRowBlock;
-      const std::int64_t step = row_step > 1 ? row_step : kRowBlock;
-      for (std::int64_t i = 0; i < own_q.length; i += step) {
-        const std::int64_t count = std::min(block, own_q.length - i);
-        run_block(head, *operands, queries(args, n, h, own_q.begin + i, count), i, result, flat);
-      }
-      if (row_step > 1 && own_q.length > 0) {
-        const std::int64_t last = own_q.length - 1;
-        run_block(head, *operands, queries(args, n, h, own_q.begin + last, 1), last, result, flat);
-      }
-    }
-  }
+      run_block({args, n, h, offset, seen.begin, keys, values}, operands,
+                queries(args, n, h, own_q.begin + first, count), first, result, flat);
+    });
+  };
+  // Groups share the cores, or else the blocks of each do.
+  const std::int64_t groups = sequences * hk;
+  const auto run_nth = [&](std::int64_t i) { run_group(i / hk, i % hk); };
+  parallel_for(groups, groups < threads ? 1 : threads, run_nth);
   return result;
 }
 
