@@ -3,35 +3,85 @@
 
 #include <functional>
 #include <span>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "streams.hpp"
 #include "support/check.hpp"
+#include "support/dtypes.hpp"
+#include "support/fill.hpp"
 
 namespace rapt::testing {
 
-/// Calls test(entry, case) for every entry that runs on a GPU and whose name begins with `named`, every problem and
-/// type; of quantised caches queries have it, of f8e4m3 queries results.
-inline void each_case(std::span<const char* const> problems, const std::function<void(const std::string&, Case&)>& test,
-                      std::string_view named = "") {
+/// The entries on a GPU that take the problem, in dispatch order.
+inline std::vector<std::string> on_gpu(const AttentionProblem& problem) {
+  std::vector<std::string> names = every_entry(problem);
+  std::erase_if(names, [](const std::string& entry) { return device_of(entry) != DeviceType::cuda; });
+  return names;
+}
+
+/// What each_problem() makes cases of, and how.
+struct Choice {
+  std::string_view named = "";  ///< what the entries' names begin with
+  std::span<const DType> types = kFloatTypes;
+  std::function<Case(const AttentionProblem&)> make = [](const AttentionProblem& problem) { return Case(problem); };
+};
+
+/// Calls test(case, entries) for every problem and type that some of the chosen entries on a GPU take; of quantised
+/// caches queries have the type, of f8e4m3 queries results.
+inline void each_problem(std::span<const char* const> problems,
+                         const std::function<void(Case&, const std::vector<std::string>&)>& test,
+                         const Choice& choice = {}) {
   bool any = false;
   for (const char* text : problems)
-    for (DType dtype : kFloatTypes) {
+    for (const DType dtype : choice.types) {
       const AttentionProblem given = AttentionProblem::parse(text);
       AttentionProblem problem = typed(text, dtype);
       if (given.kv_dtype != DType::f32) problem.kv_dtype = given.kv_dtype;
       if (given.q_dtype == DType::f8e4m3) problem.q_dtype = given.q_dtype;
-      for (const std::string& entry : every_entry(problem)) {
-        if (device_of(entry) != DeviceType::cuda || !entry.starts_with(named)) continue;
-        any = true;
-        INFO(entry << ": " << problem.to_string());
-        Case c(problem);
-        test(entry, c);
-      }
+      std::vector<std::string> names = on_gpu(problem);
+      std::erase_if(names, [&](const std::string& entry) { return !entry.starts_with(choice.named); });
+      if (names.empty()) continue;
+      any = true;
+      INFO(problem.to_string());
+      Case c = choice.make(problem);
+      test(c, names);
     }
   for (const EntryInfo& entry : entries())
-    if (!any && entry.backend == "cuda" && entry.name.starts_with(named))
+    if (!any && entry.backend == "cuda" && entry.name.starts_with(choice.named))
       WARN("skipped: " << entry.name << ": " << entry.unusable);
+}
+
+/// Calls test(entry, case) for each of these entries. Every one gets the case as it was made.
+inline void each_case(std::span<const char* const> problems, const std::function<void(const std::string&, Case&)>& test,
+                      const Choice& choice = {}) {
+  each_problem(
+      problems,
+      [&](const Case& made, const std::vector<std::string>& names) {
+        for (const std::string& entry : names) {
+          INFO(entry);
+          Case c = made;
+          test(entry, c);
+        }
+      },
+      choice);
+}
+
+/// Holds the entries' results to the oracle.
+inline void check_on(const std::vector<std::string>& names, Case& c) {
+  const Reference reference = oracle(c.args());
+  for (const std::string& entry : names) {
+    const Errors errors = run_and_compare(c, entry, reference);
+    INFO(entry << ": " << c.problem.to_string() << ": " << describe(errors));
+    CHECK(errors.ok());
+    CHECK(c.out.gaps_intact());
+  }
+}
+/// Those of every problem.
+inline void check_each(std::span<const char* const> problems, const Choice& choice = {}) {
+  each_problem(
+      problems, [](Case& c, const std::vector<std::string>& names) { check_on(names, c); }, choice);
 }
 
 /// Whether the entry is there, selected and usable; says its name where it is only not usable.
@@ -69,20 +119,14 @@ inline Tensor with_rows_apart(const Tensor& t, std::int64_t row) {
   return apart;
 }
 
-/// Puts numbers where a case has none, for a test that chooses the lengths itself.
-inline void fill_past_lengths(Case& c) {
-  AttentionProblem without_lengths = c.problem;
+/// A case whose keys are numbers wherever they lie, for a test that chooses the lengths itself: all are sk.
+inline Case with_all_keys(const AttentionProblem& problem) {
+  AttentionProblem without_lengths = problem;
   without_lengths.kv_lengths = false;
-  Case plain(without_lengths);
-  for (std::int64_t i = 0; i < c.k.size(); ++i) c.k.flat(i) = plain.k.flat(i);
-  for (std::int64_t i = 0; i < c.v.size(); ++i) c.v.flat(i) = plain.v.flat(i);
-}
-
-/// Holds the entry's result to the oracle.
-inline void check_on(const std::string& entry, Case& c) {
-  const Errors errors = run_and_compare(c, entry, oracle(c.args()));
-  INFO(describe(errors));
-  CHECK(errors.ok());
+  Case c(without_lengths);
+  c.problem.kv_lengths = problem.kv_lengths;
+  c.seqlens = index_tensor(Dims(static_cast<std::size_t>(problem.b), problem.sk), 1, Placement::heap);
+  return c;
 }
 
 /// What a case's outputs are, to the bit.

@@ -20,21 +20,8 @@ inline constexpr const char* kProducts = "attention_prefill.f8e4m3.cuda.sm90a"; 
 inline constexpr const char* kSimt = "attention_simt.f32.cuda.q64k64";
 inline constexpr const char* kScales[] = {"", " q_scale", " groups=1 head_scales", " groups=1 head_scales q_scale"};
 
-inline std::vector<std::string> on_gpu(const AttentionProblem& problem) {
-  std::vector<std::string> names = every_entry(problem);
-  std::erase_if(names, [](const std::string& entry) { return device_of(entry) != DeviceType::cuda; });
-  return names;
-}
-
-/// Holds every entry's result to the oracle.
 inline void check_on_gpu(Case& c) {
-  const Reference reference = oracle(c.args());
-  for (const std::string& entry : on_gpu(c.problem)) {
-    const Errors errors = run_and_compare(c, entry, reference);
-    INFO(entry << ": " << c.problem.to_string() << ": " << describe(errors));
-    CHECK(errors.ok());
-    CHECK(c.out.gaps_intact());
-  }
+  check_on(on_gpu(c.problem), c);
 }
 
 /// Whether an entry has to take a problem whose q, k and v are f8e4m3, with scales of heads or none.

@@ -1,8 +1,8 @@
 // Attention's kernels on a GPU, where only a GPU can get them wrong: in tiles, head dimensions, layouts and splits of
 // keys.
 #include <algorithm>
+#include <array>
 #include <cmath>
-#include <limits>
 
 #include "cases.hpp"
 #include "exp2_sweep.hpp"
@@ -10,6 +10,9 @@
 
 using namespace rapt;
 using namespace rapt::testing;
+
+static constexpr DType kHalves[] = {DType::bf16, DType::f16};
+static const Choice kPrefillOfHalves{.named = "attention_prefill", .types = kHalves};
 
 TEST_CASE("cuda: exact fp32 on tensor cores takes heads of 16 to 256 columns", "[kernel]") {
   const std::string entry = "attention_prefill.f32.cuda.sm90a";
@@ -48,7 +51,7 @@ TEST_CASE("cuda: fallback rows have bits of their own", "[kernel]") {
           of->k.at({0, head, i, 5}) = 4096;
           of->q.at({0, head, i, 5}) = !large ? 0.f : c.problem.q_dtype == DType::f16 ? 6e4f : 1e9f;
         }
-    check_on(entry, c);
+    check_on({entry}, c);
     run(other.args(), by_simt ? "attention_simt.f32.cuda.q64k64" : entry);
     for (std::int64_t head = 0; head < 2; ++head)
       for (std::int64_t row = 0; row < 300; ++row)
@@ -77,16 +80,17 @@ TEST_CASE("cuda: several tiles for each thread block", "[kernel]") {
       "attention hq=100 sq=257 sk=257 d=72 lse",
       "attention hq=50 sq=400 sk=200 d=80 lse",
       "attention b=90 hq=4 sq=200 sk=150 d=64 ragged_q=7000 ragged_k=5000 lse"};
-  const auto test = [](const std::string& entry, Case& c) {
+  const auto make = [](const AttentionProblem& problem) {
+    Case c(problem);
     // Fallback rows in some tiles, and none in those between.
     const float huge = c.problem.q_dtype == DType::f16 ? 6e4f : 1e9f;
     for (std::int64_t head = 0; c.problem.ragged_q < 0 && head < c.problem.hq; head += 7)
       for (const std::int64_t row : {3, 39, 70})
         if (row < c.problem.sq) c.q.at({0, head, row, 5}) = huge;
     for (std::int64_t row = 0; row < c.problem.ragged_q; row += 301) c.q.at({row, 1, 5}) = huge;
-    check_on(entry, c);
+    return c;
   };
-  each_case(kMany, test);
+  check_each(kMany, {.make = make});
 }
 
 // Kernels go from the last block of keys to the first, and a row's shift may follow the blocks before: scores that
@@ -95,7 +99,7 @@ TEST_CASE("cuda: scores may rise by any amount from a block of keys to the next"
   constexpr const char* kRising[] = {
       "attention sq=70 sk=600 d=64 scale=1 lse", "attention sq=300 sk=700 d=40 scale=1 causal align=bottom_right lse",
       "attention hq=2 sq=1400 sk=1400 d=64 scale=1 window=300,0 lse", "attention sq=100 sk=500 d=128 scale=1 lse"};
-  const auto test = [](const std::string& entry, Case& c) {
+  const auto test = [](Case& c, const std::vector<std::string>& names) {
     const AttentionProblem& p = c.problem;
     for (const float step : {0.5f, 5.f, 9.f, 40.f, 80.f, 200.f}) {
       for (std::int64_t head = 0; head < p.hq; ++head)
@@ -103,12 +107,11 @@ TEST_CASE("cuda: scores may rise by any amount from a block of keys to the next"
           c.q.at({0, head, row, 0}) = static_cast<float>(row % 5 - 1);  // -1 to 3
       for (std::int64_t key = 0; key < p.sk; ++key)
         c.k.at({0, 0, key, 0}) = step * static_cast<float>(p.sk / 128 - key / 128);
-      c.poison_outputs();
       INFO("step " << step);
-      check_on(entry, c);
+      check_on(names, c);
     }
   };
-  each_case(kRising, test);
+  each_problem(kRising, test);
 }
 
 // Weights that add up to nearly all that fp32 has, beside a sink or the keys before: none is lost.
@@ -116,30 +119,28 @@ TEST_CASE("cuda: weights near the largest float are not lost", "[kernel]") {
   const auto fill = [](Tensor& tensor, float value) {
     for (std::int64_t i = 0; i < tensor.size(); ++i) tensor.flat(i) = value;
   };
-  const auto sinks = [&](const std::string& entry, Case& c) {
+  const auto sinks = [&](Case& c, const std::vector<std::string>& names) {
     fill(c.q, 0), fill(c.v, 0.5f);
     for (const float sink : {-80.f, -83.f, -86.f, -90.f, -1e4f, -1e30f}) {
       fill(c.sinks, sink);
-      c.poison_outputs();
       INFO("sink " << sink);
-      check_on(entry, c);
+      check_on(names, c);
     }
   };
   constexpr const char* kSinks[] = {"attention sq=100 sk=100 d=64 sinks lse", "attention sq=70 sk=300 d=40 sinks lse"};
-  each_case(kSinks, sinks);
-  const auto peak = [&](const std::string& entry, Case& c) {
+  each_problem(kSinks, sinks);
+  const auto peak = [&](Case& c, const std::vector<std::string>& names) {
     fill(c.q, 0), fill(c.k, 0), fill(c.v, 0.5f);
     for (std::int64_t row = 0; row < c.problem.sq; ++row) c.q.at({0, 0, row, 0}) = 1;
     for (const float score : {80.f, 83.f, 86.f, 87.5f, 88.5f, 90.f, 200.f}) {
       c.k.at({0, 0, 200, 0}) = score;
-      c.poison_outputs();
       INFO("score " << score);
-      check_on(entry, c);
+      check_on(names, c);
     }
   };
   constexpr const char* kPeaks[] = {"attention sq=100 sk=384 d=64 scale=1 lse",
                                     "attention sq=100 sk=256 d=64 scale=1 lse"};
-  each_case(kPeaks, peak);
+  each_problem(kPeaks, peak);
 }
 
 // Of these products cover the columns that there are, in tiles for one to four warpgroups and blocks of keys of several
@@ -159,15 +160,10 @@ TEST_CASE("cuda: heads of 33 to 48 and of 65 to 96 columns", "[kernel]") {
       "hq=2 sq=129 sk=100 layout=other",
       "b=4 hq=4 hk=2 sq=90 sk=150 ragged_q=200 ragged_k=400 causal align=bottom_right lse",
       "b=3 hq=2 sq=70 sk=300 seqlens lse"};
-  const auto test = [](const std::string& entry, Case& c) {
-    if (entry.rfind("attention_prefill", 0) != 0 || c.problem.q_dtype == DType::f32) return;
-    check_on(entry, c);
-  };
   for (const char* sizes : kSizes)
     for (const char* shape : kShapes) {
       const std::string text = "attention " + std::string(sizes) + " " + shape;
-      const char* const one[] = {text.c_str()};
-      each_case(one, test);
+      check_each(std::array{text.c_str()}, kPrefillOfHalves);
     }
   // Several tiles for each thread block.
   constexpr const char* kMany[] = {
@@ -177,7 +173,7 @@ TEST_CASE("cuda: heads of 33 to 48 and of 65 to 96 columns", "[kernel]") {
       "attention hq=40 sq=1300 sk=77 d=48 lse",
       "attention hq=40 sq=300 sk=70 d=64 lse",
       "attention hq=160 hk=20 sq=100 sk=1300 d=96 dv=88 window=90,0 align=bottom_right lse"};
-  each_case(kMany, test);
+  check_each(kMany, kPrefillOfHalves);
 }
 
 // Rows that are not whole 16 bytes are loaded by threads: in the same blocks of keys, whatever the head dimension.
@@ -186,7 +182,6 @@ TEST_CASE("cuda: rows that no tensor map takes give the bits of those that one t
   constexpr const char* kShapes[] = {"hq=2 sq=100 sk=250 lse", "hq=2 sq=100 sk=77 lse", "hq=1 sq=1300 sk=70 lse",
                                      "hq=4 hk=2 sq=330 causal lse", "hq=2 sq=90 sk=400 window=120,-1 align=200 lse"};
   const auto test = [](const std::string& entry, Case& c) {
-    if (entry.rfind("attention_prefill", 0) != 0 || c.problem.q_dtype == DType::f32) return;
     const Bytes by_map = expected(entry, c);
     const auto apart = [](Tensor& t) { t = with_rows_apart(t, t.layout().shape[3] + 1); };
     apart(c.q);
@@ -197,8 +192,7 @@ TEST_CASE("cuda: rows that no tensor map takes give the bits of those that one t
   for (const char* sizes : kSizes)
     for (const char* shape : kShapes) {
       const std::string text = "attention " + std::string(sizes) + " " + shape;
-      const char* const one[] = {text.c_str()};
-      each_case(one, test);
+      each_case(std::array{text.c_str()}, test, kPrefillOfHalves);
     }
 }
 
@@ -212,12 +206,12 @@ TEST_CASE("cuda: what lies between rows is neither read nor written", "[kernel]"
                                    "attention hq=2 sq=300 sk=1400 d=83 dv=95 causal align=bottom_right lse",
                                    "attention b=2 hq=8 hk=2 sq=1 sk=900 d=121 dv=63 lse",
                                    "attention hq=2 sq=90 sk=130 d=161 dv=199 lse"};
-  const auto test = [](const std::string& entry, Case& c) {
+  const auto make = [](const AttentionProblem& problem) {
+    Case c(problem);
     for (Tensor* t : {&c.q, &c.k, &c.v, &c.out}) *t = with_rows_apart(*t, t->layout().shape[3] / 8 * 8 + 8);
-    check_on(entry, c);
-    CHECK(c.out.gaps_intact());
+    return c;
   };
-  each_case(kRows, test);
+  check_each(kRows, {.make = make});
 }
 
 // Of one kv head, of several, in every way to keep keys, with every score modifier; up to as many rows as decoding
@@ -236,7 +230,7 @@ TEST_CASE("cuda: few rows over keys in many splits", "[kernel]") {
       "attention b=2 hq=6 hk=2 sq=3 sk=900 d=256 dv=16 mask=bqk layout=bshd scale=-0.1 lse",
       "attention b=2 hq=2 sq=3 sk=900 d=128 layout=other lse",
       "attention b=2 hq=32 hk=1 sq=1 sk=2000 d=64 dv=37 lse"};
-  each_case(kSplitKeys, check_on);
+  check_each(kSplitKeys);
 }
 
 // Of one token of many heads to many tokens, with keys of a thread block, a cluster or several, wherever they lie; and
@@ -254,7 +248,7 @@ TEST_CASE("cuda: latent attention, and other heads of up to 576 columns", "[kern
       "attention b=1 hq=20 hk=1 sq=5 sk=2100 d=570 dv=500 latent bias=hqk softcap=20 mask=bqk layout=bshd lse",
       "attention b=2 hq=3 hk=1 sq=3 sk=1100 d=290 dv=300 alibi causal align=bottom_right layout=other lse",
       "attention b=1 hq=16 hk=1 sq=70 sk=130 d=576 dv=512 latent causal align=bottom_right lse"};
-  each_case(kLatent, check_on);
+  check_each(kLatent);
 }
 
 // Around a block of keys, a thread block's and a cluster's; with NaN past each length.
@@ -262,21 +256,17 @@ TEST_CASE("cuda: latent attention over any number of keys", "[kernel]") {
   constexpr const char* kCounted[] = {
       "attention b=16 hq=16 hk=1 sq=1 sk=2100 d=576 dv=512 latent seqlens lse",
       "attention b=16 hq=24 hk=1 sq=3 sk=2100 d=576 dv=512 latent seqlens causal align=bottom_right lse"};
-  const auto test = [](const std::string& entry, Case& c) {
+  const auto make = [](const AttentionProblem& problem) {
     constexpr std::int64_t kLengths[] = {0, 1, 2, 31, 63, 64, 65, 127, 128, 129, 255, 256, 257, 512, 1025, 2100};
-    AttentionProblem without_lengths = c.problem;
-    without_lengths.kv_lengths = false;
-    const Case plain(without_lengths);
+    Case c = with_all_keys(problem);
     const std::int64_t size = c.k.size() / c.problem.b;
     for (std::int64_t n = 0; n < c.problem.b; ++n) {
       set_index(c.seqlens, n, kLengths[n]);
-      for (std::int64_t i = 0; i < size; ++i)
-        c.k.flat(n * size + i) =
-            i < kLengths[n] * c.problem.d ? plain.k.flat(n * size + i) : std::numeric_limits<float>::quiet_NaN();
+      for (std::int64_t i = kLengths[n] * c.problem.d; i < size; ++i) c.k.flat(n * size + i) = kNan;
     }
-    check_on(entry, c);
+    return c;
   };
-  each_case(kCounted, test);
+  check_each(kCounted, {.make = make});
 }
 
 TEST_CASE("cuda: 2^x is within 2^-22 of itself from -126 to 0", "[kernel]") {

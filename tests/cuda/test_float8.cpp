@@ -395,8 +395,8 @@ TEST_CASE("cuda: f8e4m3 bits depend on the sequence alone", "[kernel]") {
                                       "b=4 hq=4 hk=1 sq=70 sk=9000 d=40 dv=72 seqlens"};
   each(kBatches, [](Case& c) {
     constexpr std::int64_t kLengths[] = {9000, 700, 1600, 40};
+    c = with_all_keys(c.problem);
     for (std::int64_t n = 0; n < c.problem.b; ++n) set_index(c.seqlens, n, kLengths[n]);
-    fill_past_lengths(c), fill_scales(c);
     // Fallback rows, too.
     c.q.at<std::uint8_t>({2, 3, 0, 5}) = 0x7f, c.k.at<std::uint8_t>({3, 0, 20, 5}) = 0x7f;
     for (const std::string& entry : on_gpu(c.problem)) {
@@ -404,7 +404,9 @@ TEST_CASE("cuda: f8e4m3 bits depend on the sequence alone", "[kernel]") {
       const Bytes batch = expected(entry, c);
       for (int i = 0; i < 3; ++i) REQUIRE(expected(entry, c) == batch);
       c.poison_outputs();
-      for (std::int64_t n = 0; n < c.problem.b; ++n) run(sequence(c.args(), n, kLengths[n]), entry);
+      const DeviceCall call(c.args());
+      for (std::int64_t n = 0; n < c.problem.b; ++n) attention(sequence(call.args(), n, kLengths[n]), forced(entry));
+      call.finish();
       CHECK(Bytes(c) == batch);
     }
     check_on_gpu(c);
@@ -420,10 +422,10 @@ TEST_CASE("cuda: a captured f8e4m3 call follows lengths on the device", "[kernel
     if (c.block_table) {
       for (std::int64_t i = 0; i < c.block_table.size(); ++i) set_index(c.block_table, i, i % c.k.layout().shape[0]);
       fill_normal(c.k, std::mt19937_64(1)), fill_normal(c.v, std::mt19937_64(2));
+      fill_scales(c);
     } else {
-      fill_past_lengths(c);
+      c = with_all_keys(c.problem);
     }
-    fill_scales(c);
     for (const std::string& entry : on_gpu(c.problem)) {
       INFO(entry);
       const Stream stream;

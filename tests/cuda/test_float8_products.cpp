@@ -22,11 +22,14 @@ void each_forced(std::span<const char* const> problems, std::span<const char* co
   });
 }
 
-void check_products(Case& c, std::int64_t row_step = 1) {
-  const Errors errors = run_and_compare(c, kProducts, oracle(c.args(), row_step));
+void check_products(Case& c, const Reference& reference) {
+  const Errors errors = run_and_compare(c, kProducts, reference);
   INFO(c.problem.to_string() << ": " << describe(errors));
   CHECK(errors.ok());
   CHECK(c.out.gaps_intact());
+}
+void check_products(Case& c, std::int64_t row_step = 1) {
+  check_products(c, oracle(c.args(), row_step));
 }
 
 }  // namespace
@@ -137,13 +140,13 @@ TEST_CASE("cuda: NaN codes among f8e4m3 products reach the rows that see them an
         Case c(p);
         (in_key ? c.k : c.v).at<std::uint8_t>({1, 0, key, 5}) = key % 2 ? 0x7f : 0xff;
         INFO((in_key ? "key " : "value ") << key);
-        check_products(c);
+        const Reference reference = oracle(c.args());
+        check_products(c, reference);
         // The sequence before it has the bits that it had; and so have, where only scores are NaN, all other rows.
         const Bytes after(c);
         const auto half = static_cast<std::ptrdiff_t>(before.out.size() / 2);
         CHECK(std::equal(before.out.begin(), before.out.begin() + half, after.out.begin()));
         if (!in_key) continue;
-        const Reference reference = oracle(c.args());
         const auto row_bytes = static_cast<std::ptrdiff_t>(before.out.size()) / (p.b * p.hq * p.sq);
         for (std::ptrdiff_t row = 0; row < p.b * p.hq * p.sq; ++row) {
           if (std::isnan(reference.out[static_cast<std::size_t>(row * p.dv)])) continue;
@@ -177,19 +180,24 @@ TEST_CASE("cuda: a sequence and a head of f8e4m3 products have their bits alone,
     const Bytes batch = expected(kProducts, c);
     for (int i = 0; i < 20; ++i) REQUIRE(expected(kProducts, c) == batch);
     c.poison_outputs();
-    for (std::int64_t n = 0; n < c.problem.b; ++n) run(sequence(c.args(), n, c.problem.sk), kProducts);
+    const DeviceCall sequences(c.args());
+    for (std::int64_t n = 0; n < c.problem.b; ++n)
+      attention(sequence(sequences.args(), n, c.problem.sk), forced(kProducts));
+    sequences.finish();
     CHECK(Bytes(c) == batch);
     // By kv head.
     const std::int64_t group = c.problem.hq / c.problem.hk;
     c.poison_outputs();
+    const DeviceCall heads(c.args());
     for (std::int64_t h = 0; h < c.problem.hk; ++h) {
-      AttentionArgs args = c.args();
+      AttentionArgs args = heads.args();
       args.q = slice(args.q, 1, h * group, group), args.out = slice(args.out, 1, h * group, group);
       args.lse = slice(args.lse, 1, h * group, group);
       for (TensorView* t : {&args.kv.k, &args.kv.v, &args.kv.k_scale, &args.kv.v_scale})
         if (*t && t->shape[1] > 1) *t = slice(*t, 1, h, 1);
-      run(args, kProducts);
+      attention(args, forced(kProducts));
     }
+    heads.finish();
     CHECK(Bytes(c) == batch);
   });
 }

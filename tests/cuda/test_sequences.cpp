@@ -14,31 +14,36 @@ TEST_CASE("cuda: splits of a sequence's keys do not depend on the batch", "[kern
   constexpr const char* kBatches[] = {
       "attention b=4 hq=8 hk=2 sq=2 sk=9000 d=128 seqlens causal align=bottom_right lse",
       "attention b=4 hq=72 hk=1 sq=2 sk=9000 d=576 dv=512 latent seqlens causal align=bottom_right lse"};
-  const auto test = [](const std::string& entry, Case& c) {
-    constexpr std::int64_t kLengths[] = {9000, 700, 1600, 40};
+  constexpr std::int64_t kLengths[] = {9000, 700, 1600, 40};
+  const auto make = [&](const AttentionProblem& problem) {
+    Case c = with_all_keys(problem);
     for (std::int64_t n = 0; n < c.problem.b; ++n) set_index(c.seqlens, n, kLengths[n]);
-    fill_past_lengths(c);
     c.q.at({2, 3, 1, 5}) = 6e4f, c.k.at({2, 0, 77, 5}) = 6e4f;
     c.q.at({3, 1, 1, 5}) = 6e4f, c.k.at({3, 0, 20, 5}) = 6e4f;
+    return c;
+  };
+  const auto test = [&](const std::string& entry, Case& c) {
     const Bytes batch = expected(entry, c);
     c.poison_outputs();
+    const DeviceCall call(c.args());
     for (std::int64_t n = 0; n < c.problem.b; ++n) {
-      AttentionArgs args = c.args();
+      AttentionArgs args = call.args();
       for (TensorView* t : {&args.q, &args.kv.k, &args.kv.v}) *t = slice(*t, 0, n, 1);
       for (TensorView* t : {&args.kv.k, &args.kv.v}) *t = slice(*t, 2, 0, kLengths[n]);
       args.kv.seqlens = {};
       args.out = slice(args.out, 0, n, 1), args.lse = slice(args.lse, 0, n, 1);
-      run(args, entry);
+      attention(args, forced(entry));
     }
+    call.finish();
     CHECK(Bytes(c) == batch);
   };
-  each_case(kBatches, test);
+  each_case(kBatches, test, {.make = make});
 }
 
-// `b` sequences of so many rows, each the one before, `step` rows further on.
+// `b` sequences of so many rows, each the one before, `step` rows further on. Scales of whole heads stay.
 static TensorView overlapping(const TensorView& t, std::int64_t b, std::int64_t rows, std::int64_t step) {
   TensorView all = t;
-  if (!t) return all;
+  if (!t || t.shape[2] == 1) return all;
   all.shape[0] = b, all.shape[2] = rows;
   all.strides[0] = step * t.strides[2];
   return all;
@@ -92,16 +97,18 @@ TEST_CASE("cuda: few rows in a batch that fills a GPU have the bits that they ha
       by_other_kernel.q = overlapping(odd_rows.view(), b, rows, 1);
       check_again(by_other_kernel);
       out.poison(), lse.poison();
+      const DeviceCall call(args);
       for (std::int64_t n = 0; n < b; ++n) {
-        AttentionArgs alone = args;
+        AttentionArgs alone = call.args();
         for (TensorView* t : {&alone.q, &alone.kv.k, &alone.kv.v, &alone.kv.k_scale, &alone.kv.v_scale})
-          if (*t) *t = slice(*t, 0, n, 1);
+          if (*t && t->shape[0] > 1) *t = slice(*t, 0, n, 1);
         alone.out = slice(alone.out, 0, n, 1), alone.lse = slice(alone.lse, 0, n, 1);
-        run(alone, entry);
+        attention(alone, forced(entry));
       }
+      call.finish();
       CHECK(results() == batch);
     };
-    each_case(std::array{problem}, test, "attention_decode");
+    each_case(std::array{problem}, test, {.named = "attention_decode"});
   }
 }
 
@@ -135,13 +142,15 @@ TEST_CASE("cuda: a sequence has the bits that it has where its length is not giv
       "attention b=2 hq=90 hk=30 sq=70 sk=300 d=96 sinks seqlens causal align=bottom_right lse",
       "attention hq=100 sq=257 sk=257 d=72 seqlens lse",
       "attention hq=50 sq=400 sk=200 d=80 sinks seqlens lse"};
-  const auto test = [](const std::string& entry, Case& c) {
-    for (std::int64_t n = 0; n < c.problem.b; ++n) set_index(c.seqlens, n, c.problem.sk);
-    fill_past_lengths(c);
+  const auto make = [](const AttentionProblem& problem) {
+    Case c = with_all_keys(problem);
     // Keys far above the others, the last that some rows of a tile see; sinks below all.
     for (std::int64_t row = 0; row < c.problem.sq; ++row) c.q.at({0, 0, row, 0}) = 1;
     for (std::int64_t key = 220; key < std::min<std::int64_t>(c.problem.sk, 256); ++key) c.k.at({0, 0, key, 0}) = 100;
     for (std::int64_t i = 0; i < c.sinks.size(); ++i) c.sinks.flat(i) = -10;
+    return c;
+  };
+  const auto test = [](const std::string& entry, Case& c) {
     const Bytes with_length = expected(entry, c);
     c.poison_outputs();
     AttentionArgs args = c.args();
@@ -149,7 +158,7 @@ TEST_CASE("cuda: a sequence has the bits that it has where its length is not giv
     run(args, entry);
     CHECK(Bytes(c) == with_length);
   };
-  each_case(kSequences, test);
+  each_case(kSequences, test, {.make = make});
 }
 
 // By the kernels that dispatch chooses for dense ones: some have few rows, and get their keys split. Partial results
@@ -190,7 +199,6 @@ TEST_CASE("cuda: a ragged sequence has the bits that it has dense", "[kernel]") 
   for (const Batch& batch : batches) {
     runs.push_back(0);
     const auto test = [&](const std::string& entry, Case& c) {
-      if (!entry.starts_with("attention_prefill")) return;
       std::int64_t first = 0;
       for (std::size_t n = 0; n <= batch.tokens.size(); ++n) {
         set_index(c.cu_seqlens_q, static_cast<std::int64_t>(n), first);
@@ -211,6 +219,7 @@ TEST_CASE("cuda: a ragged sequence has the bits that it has dense", "[kernel]") 
       run(all, entry);
       const Bytes ragged(c);
       c.poison_outputs();
+      const DeviceCall call(all);
       first = 0;
       for (std::size_t n = 0; n < batch.tokens.size(); first += batch.tokens[n++]) {
         if (batch.tokens[n] == 0) continue;
@@ -224,20 +233,19 @@ TEST_CASE("cuda: a ragged sequence has the bits that it has dense", "[kernel]") 
           std::swap(part.shape[1], part.shape[2]), std::swap(part.strides[1], part.strides[2]);
           return part;
         };
-        AttentionArgs args = all;
+        AttentionArgs args = call.args();
         args.cu_seqlens_q = {};
         if (args.q_scale) args.q_scale = dense(args.q_scale);
         args.q = dense(args.q), args.out = dense(args.out), args.lse = dense(args.lse);
         args.kv.seqlens = slice(args.kv.seqlens, 0, number, 1);
         if (args.kv.block_table) args.kv.block_table = slice(args.kv.block_table, 0, number, 1);
         else args.kv.k = slice(args.kv.k, 0, number, 1), args.kv.v = slice(args.kv.v, 0, number, 1);
-        const DeviceCall call(args);
-        attention(call.args());
-        call.finish();
+        attention(args);
       }
+      call.finish();
       CHECK(Bytes(c) == ragged);
     };
-    each_case(std::array{batch.text}, test);
+    each_case(std::array{batch.text}, test, {.named = "attention_prefill"});
   }
   const bool any = *std::max_element(runs.begin(), runs.end()) > 0;
   for (std::size_t n = 0; any && n < runs.size(); ++n) {

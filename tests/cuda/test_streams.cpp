@@ -1,5 +1,7 @@
 // How calls are queued on a GPU: on streams, in graphs, beside other work.
 #include <atomic>
+#include <map>
+#include <string>
 #include <thread>
 
 #include "cases.hpp"
@@ -8,7 +10,8 @@ using namespace rapt;
 using namespace rapt::testing;
 
 TEST_CASE("cuda: a thousand calls beside other work give the same bits", "[kernel]") {
-  each_case(kEveryWay, [](const std::string& entry, Case& c) {
+  std::map<std::string, Case> loads;
+  each_case(kEveryWay, [&](const std::string& entry, Case& c) {
     const Bytes once = expected(entry, c);
     const Stream stream, other;
     const Context context = on(stream, entry), load = on(other, entry);
@@ -17,12 +20,13 @@ TEST_CASE("cuda: a thousand calls beside other work give the same bits", "[kerne
     AttentionProblem work =
         typed("attention hq=16 sq=60 sk=2000 d=64", given != DType::f8e4m3 || of_codes ? given : operands_of(entry));
     if (of_codes) work.out_dtype = DType::bf16;
-    Case busy(work);
+    Case& busy = loads.try_emplace(work.to_string(), work).first->second;
     const DeviceCall call(c.args()), beside(busy.args());
-    for (int i = 0; i < 1000; ++i) {
+    const int times = info_of(entry).phase == Phase::naive ? 20 : 1000;  // rows share nothing there
+    for (int i = 0; i < times; ++i) {
       if (i % 10 == 0) attention(beside.args(), load);
       attention(call.args(), context);
-      if (i % 100 != 99) continue;
+      if ((i + 1) % (times / 10) != 0) continue;
       c.poison_outputs();
       call.finish();
       REQUIRE(Bytes(c) == once);

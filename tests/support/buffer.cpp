@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <new>
 #include <utility>
 
@@ -35,17 +36,16 @@ Buffer::Buffer(std::size_t bytes, Placement placement) : size_(bytes), placement
   data_ = mapping_ + page + (placement == Placement::back ? inner - bytes : 0);
 }
 
-Buffer::Buffer(Buffer&& other) noexcept {
-  *this = std::move(other);
+Buffer::Buffer(const Buffer& other) : Buffer(other.size_, other.placement_) {
+  std::copy_n(other.data_, size_, data_);
 }
 
-Buffer& Buffer::operator=(Buffer&& other) noexcept {
+void Buffer::swap(Buffer& other) noexcept {
   std::swap(data_, other.data_);
   std::swap(size_, other.size_);
   std::swap(placement_, other.placement_);
   std::swap(mapping_, other.mapping_);
   std::swap(mapping_size_, other.mapping_size_);
-  return *this;
 }
 
 Buffer::~Buffer() {

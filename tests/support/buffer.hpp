@@ -15,8 +15,12 @@ class Buffer {
   Buffer() = default;
   /// Throws std::bad_alloc.
   explicit Buffer(std::size_t bytes, Placement placement = Placement::heap);
-  Buffer(Buffer&& other) noexcept;
-  Buffer& operator=(Buffer&& other) noexcept;
+  Buffer(const Buffer& other);  ///< placed alike, not protected
+  Buffer(Buffer&& other) noexcept { swap(other); }
+  Buffer& operator=(Buffer other) noexcept {
+    swap(other);
+    return *this;
+  }
   ~Buffer();
 
   std::byte* data() const noexcept { return data_; }
@@ -25,6 +29,8 @@ class Buffer {
   void protect();
 
  private:
+  void swap(Buffer& other) noexcept;
+
   std::byte* data_ = nullptr;
   std::size_t size_ = 0;
   Placement placement_ = Placement::heap;

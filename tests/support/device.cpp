@@ -1,9 +1,11 @@
 #include "support/device.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <span>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 #include "support/all_cases.hpp"
@@ -23,9 +25,11 @@ void check_cuda(cudaError_t status) {
 
 constexpr std::size_t kGuard = 512;
 
-// A NaN of every type.
-std::byte poison(std::size_t i) {
-  return std::byte(i % 2 == 0 ? 0xfe : 0x7f);
+// What a guard band holds, from byte `first` of the memory on: a NaN of every type.
+std::vector<std::byte> poison(std::size_t first, std::size_t bytes) {
+  std::vector<std::byte> band(bytes);
+  for (std::size_t i = 0; i < bytes; ++i) band[i] = std::byte((first + i) % 2 == 0 ? 0xfe : 0x7f);
+  return band;
 }
 
 }  // namespace
@@ -36,11 +40,10 @@ class DeviceTensors::Copy {
   Copy(const TensorView& view, bool output) : host_(static_cast<const std::byte*>(view.data)), output_(output) {
     bytes_ = bytes_of(view);
     offset_ = kGuard + reinterpret_cast<std::uintptr_t>(view.data) % 256;
-    std::vector<std::byte> image(offset_ + bytes_ + kGuard);
-    for (std::size_t i = 0; i < image.size(); ++i) image[i] = poison(i);
-    if (bytes_ > 0) std::memcpy(image.data() + offset_, host_, bytes_);
-    check_cuda(cudaMalloc(reinterpret_cast<void**>(&memory_), image.size()));
-    check_cuda(cudaMemcpy(memory_, image.data(), image.size(), cudaMemcpyHostToDevice));
+    check_cuda(cudaMalloc(reinterpret_cast<void**>(&memory_), offset_ + bytes_ + kGuard));
+    for (const auto& [first, bytes] : guards())
+      check_cuda(cudaMemcpy(memory_ + first, poison(first, bytes).data(), bytes, cudaMemcpyHostToDevice));
+    check_cuda(cudaMemcpy(data(), host_, bytes_, cudaMemcpyHostToDevice));
   }
   Copy(const Copy&) = delete;
   Copy& operator=(const Copy&) = delete;
@@ -56,18 +59,25 @@ class DeviceTensors::Copy {
   }
 
   void finish() const {
-    std::vector<std::byte> image(offset_ + bytes_ + kGuard);
-    check_cuda(cudaMemcpy(image.data(), memory_, image.size(), cudaMemcpyDeviceToHost));
-    for (std::size_t i = 0; i < image.size(); ++i)
-      if ((i < offset_ || i >= offset_ + bytes_) && image[i] != poison(i))
-        throw std::logic_error("a kernel wrote beside a tensor");
+    for (const auto& [first, bytes] : guards())
+      if (read(first, bytes) != poison(first, bytes)) throw std::logic_error("a kernel wrote beside a tensor");
     if (bytes_ == 0) return;
-    if (std::memcmp(image.data() + offset_, host_, bytes_) == 0) return;  // the host's may be protected
+    const std::vector<std::byte> now = read(offset_, bytes_);
+    if (std::memcmp(now.data(), host_, bytes_) == 0) return;  // the host's may be protected
     if (!output_) throw std::logic_error("a kernel wrote to an input");
-    std::memcpy(const_cast<std::byte*>(host_), image.data() + offset_, bytes_);
+    std::memcpy(const_cast<std::byte*>(host_), now.data(), bytes_);
   }
 
  private:
+  // Where they begin, and their sizes.
+  std::array<std::pair<std::size_t, std::size_t>, 2> guards() const {
+    return {{{0, offset_}, {offset_ + bytes_, kGuard}}};
+  }
+  std::vector<std::byte> read(std::size_t first, std::size_t bytes) const {
+    std::vector<std::byte> copy(bytes);
+    check_cuda(cudaMemcpy(copy.data(), memory_ + first, bytes, cudaMemcpyDeviceToHost));
+    return copy;
+  }
   static std::size_t bytes_of(const TensorView& view) {
     std::size_t last = 0;
     for (std::size_t i = 0; i < static_cast<std::size_t>(view.ndim); ++i) {
