@@ -203,8 +203,9 @@ def seen_keys(sizes: Sizes, given: Options) -> int:
     return max(min(given.offset + sizes.sq, sizes.sk), 0)
 
 
-def cheaper_form(sizes: Sizes, given: Options) -> str:
-    """The form with fewer multiply-adds for each head, over a cache that is full. Pairs of a query and a key cost 2 rank + rope in the
+def cheaper_form(sizes: Sizes, given: Options, listed: int | None = None) -> str:
+    """The form with fewer multiply-adds for each head, over a cache that is full, or where each query reads so many listed keys in
+    the latent space and a mask hides the others outside. Pairs of a query and a key cost 2 rank + rope in the
     latent space, and nope + rope + v outside. Into the latent space and out of it go queries; out of it, for all of them, go keys.
 
     In DeepSeek-V3's sizes these are even at 170 queries over many keys. Timed, on one thread, both forms are even at 175 in float32
@@ -215,7 +216,8 @@ def cheaper_form(sizes: Sizes, given: Options) -> str:
     offset = {"bottom_right": sizes.sk - sizes.sq, "offset": given.offset}.get(given.align or "", 0)
     first, last = (min(max(offset + i, 0), sizes.sk) if given.causal else sizes.sk for i in (1, sizes.sq))
     pairs, projected = sizes.sq * (first + last) / 2, sizes.rank * (sizes.nope + sizes.v)
-    absorbed = (2 * sizes.rank + sizes.rope) * pairs + projected * sizes.sq
+    read = pairs if listed is None else min(pairs, sizes.sq * listed)
+    absorbed = (2 * sizes.rank + sizes.rope) * read + projected * sizes.sq
     expanded = (sizes.nope + sizes.rope + sizes.v) * pairs + projected * seen_keys(sizes, given)
     return "absorbed" if absorbed <= expanded else "expanded"
 

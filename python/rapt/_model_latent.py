@@ -100,16 +100,19 @@ def _deferring(theirs: Any, names: Container[str]) -> Any:
 
 def _may_wait(rows: Tokens) -> bool:
     """Whether eager code without gradients multiplies by a plain matrix, of the rows' type."""
-    if torch.is_grad_enabled() or _refusals.is_traced() or torch.is_autocast_enabled("cpu"):
+    if torch.is_grad_enabled() or _refusals.is_traced():
         return False
     latent, rope, projection = rows.latent, rows.rope, rows.layer.kv_b_proj
     if type(projection) is not nn.Linear or projection.bias is not None or projection._forward_hooks or projection._forward_pre_hooks:
         return False
-    if "forward" in vars(projection) or not projection.weight.is_cpu:  # replaced, as accelerate does it, or offloaded
+    device = projection.weight.device
+    if "forward" in vars(projection) or not _refusals.has_kernels(device):  # replaced, as accelerate does it, or offloaded
+        return False
+    if torch.is_autocast_enabled(device.type):
         return False
     if isinstance(rope, Codes):  # of a quantised cache that was made without the model's config
         return False
-    if any(type(x) is not Tensor and not isinstance(x, OnlyForRapt) or not x.is_cpu for x in (latent, rope)):
+    if any(type(x) is not Tensor and not isinstance(x, OnlyForRapt) or x.device != device for x in (latent, rope)):
         return False
     return rope.dtype in _DTYPES and latent.dtype is rope.dtype is projection.weight.dtype and latent.shape[1] == rope.shape[1] == 1
 
@@ -134,7 +137,8 @@ def attend(
     nope, v = layer.qk_nope_head_dim, layer.v_head_dim
     scale = float(d) ** -0.5 if scaling is None else float(scaling)
     sizes = Sizes(b, n, m, nope, rope.shape[-1], rank, v)
-    if isinstance(latent, Tensor) and cheaper_form(sizes, Options(v, scale, causal, "bottom_right")) == "expanded":
+    listed = indices.shape[-1] if indices is not None and query.is_cuda else m
+    if isinstance(latent, Tensor) and cheaper_form(sizes, Options(v, scale, causal, "bottom_right"), listed) == "expanded":
         return None
     mask = materialized(mask)
     w_uk, w_uv = layer.kv_b_proj.weight.view(h, nope + v, rank).split((nope, v), 1)

@@ -23,14 +23,15 @@ def takes(query: Tensor, key: Rows, value: Rows, mask: Tensor | None, indices: T
     """Whether over_lists() may compute a call without dropout, window and modifiers of scores, and in less time than by a mask.
 
     By a mask all m keys are read, but for many rows at once. Measured on AVX-512 and AMX, n rows take the time in which lists get
-    through m (1 + n / 24) entries.
+    through m (1 + n / 24) entries. A GPU multiplies 64 rows at a time, which by a mask may be of several queries.
     """
     if mask is None or mask.dtype is not torch.bool or mask.dim() != 4 or mask.shape[1] != 1 or mask.shape[-1] != key.shape[2]:
         return False
-    n, m = query.shape[2], key.shape[2]
-    if 24 * n * indices.shape[-1] > m * (24 + n):
+    n, m, chosen = query.shape[2], key.shape[2], indices.shape[-1]
+    rows = query.shape[1] // max(key.shape[1], 1)  # that read the same keys
+    if chosen * max(64 // rows, 1) >= m if query.is_cuda else 24 * n * chosen > m * (24 + n):
         return False
-    if is_dynamo_compiling() or not query.is_cpu or not _refusals.is_eager(query, mask, indices, sinks):
+    if is_dynamo_compiling() or not (query.is_cpu or query.is_cuda) or not _refusals.is_eager(query, mask, indices, sinks):
         return False
     if isinstance(key, Codes) or isinstance(value, Codes):
         return sinks is None or sinks.dim() == 1
