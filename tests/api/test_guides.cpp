@@ -32,11 +32,22 @@ std::string read(const fs::path& path) {
 /// By the language of a fence, the tests that have to hold its lines.
 std::map<std::string, std::string> sources(const fs::path& tests) {
   std::map<std::string, std::string> of;
-  for (const char* name : {"api/test_examples.cpp", "api/test_examples_caches.cpp", "api/test_tutorial_engine.cpp"})
-    of["cpp"] += unindented(read(tests / name));
+  for (const char* name :
+       {"tests/api/test_examples.cpp", "tests/api/test_examples_caches.cpp", "docs/tutorials/engine.cpp"})
+    of["cpp"] += unindented(read(tests.parent_path() / name));
   of["c"] = unindented(read(tests / "c" / "test_examples.c"));
   of["cmake"] = unindented(read(tests / "package" / "find_package" / "CMakeLists.txt"));
   return of;
+}
+
+/// The lines of a text that are not empty, without its first one.
+std::string without_title(const std::string& text) {
+  std::istringstream in(text);
+  std::string out, line;
+  std::getline(in, line);
+  while (std::getline(in, line))
+    if (!line.empty()) out += line + '\n';
+  return out;
 }
 
 }  // namespace
@@ -78,6 +89,18 @@ TEST_CASE("guide: every example of the guides, the tutorials and README.md is pa
   CHECK(blocks["cpp"] >= 20);
   CHECK(blocks["c"] >= 3);
   CHECK(blocks["cmake"] >= 1);
+}
+
+TEST_CASE("tutorial: the blocks of the engine's page are its whole program", "[examples]") {
+  const fs::path folder = fs::path(RAPT_TEST_DATA).parent_path().parent_path() / "docs" / "tutorials";
+  std::istringstream page(read(folder / "engine.md"));
+  std::string code = "title\n";
+  bool inside = false;
+  for (std::string line; std::getline(page, line);) {
+    if (line.rfind("```", 0) == 0) inside = line == "```cpp";
+    else if (inside) code += line + '\n';
+  }
+  CHECK(without_title(code) == without_title(read(folder / "engine.cpp")));
 }
 
 }  // namespace rapt::testing

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 VERSION = 14
-FOLDERS = ("include", "src", "python", "tests", "tools", "bench")
+FOLDERS = ("include", "src", "python", "tests", "tools", "bench", "docs")
 
 
 def clang_format():
