@@ -11,10 +11,12 @@ import sys
 from pathlib import Path
 
 from sphinx.addnodes import nodes, pending_xref
+from sphinx.util.logging import getLogger
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 DOXYGEN = ROOT / "build" / "site_doxygen"
+LOG = getLogger(__name__)
 sys.path.insert(0, str(HERE))
 import docstrings
 import headers
@@ -61,7 +63,9 @@ def read_docstring(app, what, name, obj, options, lines):
 
 
 def short_name(app, env, node, content):
-    """Of a type that has no page: Tensor, not torch.Tensor."""
+    """Of a type that has no page: Tensor, not torch.Tensor. The page of C++ names what there is."""
+    if node.get("refdoc") == "docs/site/cpp/index":
+        LOG.warning("nothing is named %s", node["reftarget"], location=node)
     return type(content)(node["reftarget"].rsplit(".", 1)[-1]) if node.get("refdomain") == "py" else None
 
 
@@ -75,6 +79,19 @@ def link_pages(app, doctree):
                 target = dict(refdomain="std", reftype="doc", reftarget=f"/{parts[i]}", refexplicit=True, refwarn=True, refdoc=page)
                 parts[i] = pending_xref("", nodes.inline("", f"{parts[i]}.md"), **target)
             text.parent.replace(text, [nodes.Text(part) if isinstance(part, str) else part for part in parts])
+
+
+def shorten_contents(app, doctree):
+    """The contents of a C++ or C page list functions and types, not the members of types."""
+    page = app.env.docname
+    for item in list(app.env.tocs[page].findall(nodes.list_item)) if page.startswith("docs/site/cpp/") else []:
+        anchor = item[0][0]["anchorname"]
+        if item[0].astext() == "rapt":  # the namespace: what it holds takes its place
+            item.parent[:] = [other for each in item.parent for other in (each[1] if each is item else [each])]
+        elif re.match("#_CPPv4N(?!4rapt)", anchor):  # a member of a C type
+            item.parent.remove(item)
+        elif anchor.startswith("#_CPP"):
+            del item[1:]
 
 
 def check_headers():
@@ -111,5 +128,6 @@ def setup(app):
     app.connect("source-read", read_page)
     app.connect("autodoc-process-docstring", read_docstring)
     app.connect("doctree-read", link_pages)
+    app.connect("doctree-read", shorten_contents, priority=900)  # once they are collected
     app.connect("missing-reference", short_name)
     app.connect("build-finished", redirect)

@@ -1,15 +1,14 @@
 """Public headers as Doxygen should read them: the first comment is about the file, C's comments are documentation, the
 lists of .def files are written out, and private members are left out. And the lists of headers in pages: of
 
-    .. headers:: tensor.hpp <operation>.hpp
+    .. headers:: tensor.hpp types.hpp
 
-each header becomes a section, and the second word all operations' headers."""
+each header becomes a section."""
 
 import re
 from pathlib import Path
 
 INCLUDE = Path(__file__).parents[2] / "include" / "rapt"
-OPERATIONS = re.findall(r"(?m)^RAPT_OPERATION\((\w+),", (INCLUDE / "operations.def").read_text(encoding="utf-8"))
 PAGE_LIST = re.compile(r"(?m)^\.\. headers:: (.+)$")
 LIST = re.compile(r'#define (RAPT_\w+)\(([^)]*)\)((?:[^\n]*\\\n)*[^\n]*)\n#include "rapt/(\w+\.def)"\n')
 
@@ -48,8 +47,7 @@ def for_doxygen(header):
 
 def listed(page):
     """The headers that a page's text lists."""
-    words = [word for line in PAGE_LIST.findall(page) for word in line.split()]
-    return [word.replace("<operation>", name) for word in words for name in (OPERATIONS if "<operation>" in word else [""])]
+    return [word for line in PAGE_LIST.findall(page) for word in line.split()]
 
 
 def with_sections(page):
