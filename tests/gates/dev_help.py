@@ -1,5 +1,5 @@
-"""Fails if `tools/dev COMMAND --help` does anything but print what the command is for, if `test` does not say how long it takes, or if GPU
-kernels are built without a GPU and unasked.
+"""Fails if `tools/dev COMMAND --help` does anything but print what the command is for, if `test` does not say how long it takes, if GPU
+kernels are built without a GPU and unasked, or if a missing program is not named with what to install.
 
 usage: dev_help.py <repository>
 """
@@ -41,8 +41,9 @@ def builds(root):
         programs.mkdir()
         for program in ("cat", "dirname", "grep", "head", "nproc", "sed", "sort"):
             Path(programs, program).symlink_to(shutil.which(program))
-        for program, text in (("cmake", f"cmake version 3.25.0; echo \"$@\" >>{log}"), ("ctest", "tested"), ("nvcc", "nvcc")):
-            Path(programs, program).write_text(f"#!{shutil.which('bash')}\necho {text}\n")
+        echoes = {"cmake": f"cmake version 3.25.0; echo \"$@\" >>{log}"}
+        for program in ("cmake", "ctest", "nvcc", "g++", "ninja", "pkg-config", "python3"):
+            Path(programs, program).write_text(f"#!{shutil.which('bash')}\necho {echoes.get(program, program)}\n")
             Path(programs, program).chmod(0o755)
 
         def run(command, **environment):
@@ -65,6 +66,19 @@ def builds(root):
         Path(programs, "nvidia-smi").chmod(0o755)
         yield from test("AUTO", "with")
         yield from test("OFF", "without", RAPT_CUDA="OFF")
+        # Without a program, one line says what to install.
+        Path(programs, "ninja").unlink()
+        for command in ("demo", "test"):
+            said, built = run(command)
+            if built or not re.search(r"error: missing: ninja-build\. .*install the equivalents of: g\+\+ cmake ninja-build", said):
+                yield f"tools/dev {command} without ninja: {said}{built}"
+        for program, text in (("dpkg-query", "amd64 installed"), ("dpkg", "amd64"), ("id", "1000")):
+            Path(programs, program).write_text(f"#!{shutil.which('bash')}\necho {text}\n")
+            Path(programs, program).chmod(0o755)
+        for reason, environment in (("RAPT_NO_INSTALL is set", {"RAPT_NO_INSTALL": "1"}), ("no sudo", {})):
+            said, built = run("demo", **environment)
+            if built or not re.search(rf"error: .*{reason}\. As root, run: apt-get install ninja-build\n", said):
+                yield f"tools/dev demo on Debian without ninja: {said}{built}"
 
 
 root = Path(sys.argv[1])
