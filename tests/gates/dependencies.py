@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 # Found by no find_package: what compilers and nanobind bring, and headers and libraries that are looked for by themselves.
-OTHERS = {"xsimd": "CMakeLists.txt", "ittnotify": "CMakeLists.txt"}
+OTHERS = {"xsimd": "cmake/RaptRequirements.cmake", "ittnotify": "CMakeLists.txt"}
 COMPILERS = {"libtbb", "libgomp", "libomp", "libomp-dev", "libstdc++", "libgcc_s", "libc", "libm", "libdl", "librt", "libpthread", "ld-linux", "libfmt",
              "robin_map"}
 IDENTIFIER = re.compile(r"(LicenseRef-)?[A-Za-z0-9.+-]+( (OR|AND|WITH) [A-Za-z0-9.+-]+)*")

@@ -21,3 +21,11 @@ foreach(isa IN ITEMS abacus amx)
     message(FATAL_ERROR "RAPT_ISAS=${isa} gives ${status}: ${errors}")
   endif()
 endforeach()
+# What is missing is named, with what installs it.
+execute_process(COMMAND ${CMAKE_COMMAND} -S ${RAPT_SOURCE} -B ${WORK}/without_tbb -G ${GENERATOR} -DCMAKE_CXX_COMPILER=${CXX}
+                        -DCMAKE_DISABLE_FIND_PACKAGE_TBB=ON -DRAPT_BUILD_TESTS=OFF -DRAPT_BUILD_TOOLS=OFF
+                RESULT_VARIABLE status OUTPUT_QUIET ERROR_VARIABLE errors)
+string(REGEX REPLACE "[ \n]+" " " errors "${errors}")
+if(status EQUAL 0 OR NOT errors MATCHES "does not find oneTBB \\(libtbb-dev\\)\\..* 'apt install libtbb-dev libxsimd-dev'")
+  message(FATAL_ERROR "without oneTBB: ${status}, ${errors}")
+endif()
