@@ -111,8 +111,8 @@ def document(build):
         sys.exit(f"this build is linked with {', '.join(sorted(libraries - known))}: docs/dependencies.md has no such component")
     cmake = (ROOT / "CMakeLists.txt").read_text(encoding="utf-8")
     version = re.search(r"project\(rapt VERSION ([\d.]+)", cmake)[1] + re.search(r'set\(rapt_version_suffix "(.*)"\)', cmake)[1]
-    git = subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"], capture_output=True, text=True,
-                         check=False)
+    git = subprocess.run(["env", "git", "-C", ROOT, "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],  # env: there may be no git
+                         capture_output=True, text=True, check=False)
     commit = git.stdout.strip() or "unknown"
     parts = [part for part, switch in PARTS.items() if is_on(cache, switch)]
     packages, relationships = [], []

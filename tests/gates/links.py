@@ -30,8 +30,8 @@ def anchors(text):
 
 
 def pages(root):
-    """Those under version control; in a copy without it, all but builds."""
-    listed = subprocess.run(["git", "-C", str(root), "ls-files", "*.md"], capture_output=True, text=True, check=False)
+    """Those under version control; in a copy without it, or without git, all but builds."""
+    listed = subprocess.run(["env", "git", "-C", str(root), "ls-files", "*.md"], capture_output=True, text=True, check=False)
     if listed.returncode == 0 and listed.stdout:
         return [path for path in map(root.joinpath, listed.stdout.splitlines()) if path.exists()]
     return [path for path in sorted(root.rglob("*.md")) if path.relative_to(root).parts[0] != "build"]
