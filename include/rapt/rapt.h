@@ -219,12 +219,13 @@ RAPT_API rapt_status rapt_problem_text(int32_t operation, const void* args, char
 
 /* Facts about this build. Results live as long as the process. */
 
-typedef enum rapt_phase { /* which calls of an operation an entry is for */
-                          RAPT_PHASE_ALL = 0,
-                          RAPT_PHASE_PREFILL = 1, /* many query rows; delta_rule: prompts, in chunks of tokens */
-                          RAPT_PHASE_DECODE = 2,  /* a few rows over many keys; delta_rule: one token per sequence */
-                          RAPT_PHASE_NAIVE = 3    /* attention: in three steps, with the matrix of scores in memory;
-                                                   * delta_rule, attention_backward: the formulas as they are written */
+/* Which calls of an operation an entry is for. */
+typedef enum rapt_phase {
+  RAPT_PHASE_ALL = 0,
+  RAPT_PHASE_PREFILL = 1, /* many query rows; delta_rule: prompts, in chunks of tokens */
+  RAPT_PHASE_DECODE = 2,  /* a few rows over many keys; delta_rule: one token per sequence */
+  RAPT_PHASE_NAIVE = 3    /* attention: in three steps, with the matrix of scores in memory;
+                           * delta_rule, attention_backward: the formulas as they are written */
 } rapt_phase;
 
 /* A kernel of this build of rapt. */
