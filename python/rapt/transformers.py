@@ -48,6 +48,8 @@ require("rapt.transformers", "transformers")
 import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
+from torch.nn import functional
+from torch.nn.attention.bias import causal_lower_right
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import causal_mask_function, eager_mask, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -367,6 +369,15 @@ def _attention_forward(
     reason = _refusals.refusal(query, key, value, None, gqa)
     if not reason and dropout != 0:
         reason = _refusals.dropout_refusal(query, dropout)
+    plain = left < 0 and softcap is None and s_aux is None and mask is None and bias is None
+    if plain and causal and _refusals.is_eager(query, key, value):  # rows at the end of more keys
+        reason = reason or _refusals.preference(query, value)
+        if reason:
+            _refusals.warn(reason)
+            out = functional.scaled_dot_product_attention(
+                query, key, value, causal_lower_right(int(n), int(m)), dropout, scale=scale, enable_gqa=gqa
+            )
+            return out.transpose(1, 2).contiguous(), None
     if reason:
         _refusals.warn(reason)
         return _model_attention.composed(query, key, value, *options, dropout=dropout), None

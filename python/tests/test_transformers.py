@@ -330,6 +330,17 @@ def test_fallbacks_say_so():
         forward(layer, q, k, v, None, cache=object())
 
 
+@pytest.mark.parametrize("hk", (4, 2))
+def test_fallbacks_of_a_prompts_later_part_need_no_matrix_of_scores(hk, monkeypatch):
+    layer, (q, k, v) = torch.nn.Module(), (torch.randn(2, h, n, 16).double() for h, n in ((4, 5), (hk, 9), (hk, 9)))
+    wanted, _ = forward(layer, q.float(), k.float(), v.float(), None, scaling=0.3)
+    monkeypatch.setattr(rapt._model_attention, "composed", None)
+    with pytest.warns(rapt.torch.FallbackWarning, match="float64"):
+        rapt._refusals.warned.clear()
+        got, _ = forward(layer, q, k, v, None, scaling=0.3)
+    torch.testing.assert_close(got, wanted.double(), rtol=0, atol=2e-6)
+
+
 def test_sinks_by_either_name_and_of_every_row():
     layer, (q, k, v) = torch.nn.Module(), (torch.randn(2, h, 9, 16) for h in (4, 2, 2))
     sinks = torch.randn(4)
