@@ -114,7 +114,10 @@ def _may_wait(rows: Tokens) -> bool:
         return False
     if any(type(x) is not Tensor and not isinstance(x, OnlyForRapt) or x.device != device for x in (latent, rope)):
         return False
-    return rope.dtype in _DTYPES and latent.dtype is rope.dtype is projection.weight.dtype and latent.shape[1] == rope.shape[1] == 1
+    if rope.dtype not in _DTYPES or not latent.dtype is rope.dtype is projection.weight.dtype or not latent.shape[1] == rope.shape[1] == 1:
+        return False
+    rank = latent.shape[-1]
+    return device.type == "cpu" or _refusals.cuda_decodes(rope.dtype, rank + rope.shape[-1], rank)
 
 
 def attend(

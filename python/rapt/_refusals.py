@@ -191,6 +191,12 @@ def cuda_differentiates(q: Tensor, v: Tensor, modifiers: dict[str, Any]) -> bool
     return _has_gradients(" ".join(words + [word for word, given in modifiers.items() if given is not None]))
 
 
+def cuda_decodes(dtype: torch.dtype, d: int, dv: int) -> bool:
+    """Whether dispatch has an entry made for one row over many keys, of which values are columns, on a GPU."""
+    problem = f"attention device=cuda dtype={_DTYPES[dtype]} hq=16 hk=1 sq=1 sk=4096 d={d} dv={dv} latent"
+    return _phase_of(problem) in ("decode", "all")
+
+
 def _has_gradients(problem: str) -> bool:
     """Not cached itself: torch.compile looks into what functools.cache wraps."""
     return _phase_of(problem) not in ("", "naive")

@@ -207,6 +207,23 @@ TEST_CASE("cuda host: quantised caches and queries of 8 bits go to the kernels t
   }
 }
 
+TEST_CASE("cuda host: one row over many latents goes to kernels for that on Hopper alone", "[unit]") {
+  // rapt.transformers asks before it leaves keys and values of all heads unmade.
+  const std::vector<std::pair<std::string, std::string>> wanted = {
+      {"dtype=bf16 d=576 dv=512", "attention_latent.bf16.cuda.sm90a"},
+      {"dtype=f16 d=320 dv=256", "attention_latent.f16.cuda.sm90a"},
+      {"dtype=f32 d=40 dv=32", "attention_decode.f32.cuda.sm90a"},
+      {"dtype=f32 d=576 dv=512", "attention_simt.f32.cuda.q64k64"}};
+  const std::vector<EntryInfo> all = entries();
+  for (const auto& [words, entry] : wanted) {
+    const AttentionProblem problem =
+        AttentionProblem::parse("attention device=cuda hq=16 hk=1 sq=1 sk=4096 latent " + words);
+    INFO(problem.to_string());
+    const bool is_here = std::any_of(all.begin(), all.end(), [&](const EntryInfo& e) { return e.name == entry; });
+    CHECK(Plan(problem, Context()).entry() == (is_here ? entry : "attention_simt.f32.cuda.q64k64"));
+  }
+}
+
 TEST_CASE("cuda host: explain names the kernel that an entry chooses", "[unit]") {
   const std::vector<EntryInfo> all = entries();
   if (std::none_of(all.begin(), all.end(), [](const EntryInfo& entry) { return entry.isa == "sm90a"; })) return;
