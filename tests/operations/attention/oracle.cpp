@@ -17,6 +17,7 @@ namespace {
 using namespace inputs;
 
 constexpr std::int64_t kRowBlock = 64;
+constexpr double kMaxOperandBytes = 0x1p31;  // of all groups that are computed at the same time
 
 /// Arithmetic of f8e4m3, as Reference has it. Products that the tensor cores add to a sum at a time, and what they cut
 /// of each of these addends, as a share of the largest; keys whose products with values are one such sum.
@@ -553,10 +554,16 @@ Reference oracle(const AttentionArgs& args, std::int64_t row_step) {
                 queries(args, n, h, own_q.begin + first, count), first, result, flat);
     });
   };
-  // Groups share the cores, or else the blocks of each do.
+  // Groups share the cores where there are enough of them and their operands fit memory; else the blocks of each do.
+  const TensorView& k = args.kv.k;
+  const std::int64_t max_keys = args.kv.block_table  ? args.kv.block_table.shape[1] * k.shape[2]
+                                : args.kv.cu_seqlens ? k.shape[0]
+                                                     : k.shape[2];
+  const auto width = args.q.shape[static_cast<std::size_t>(args.q.ndim - 1)] + result.dv;
+  const double operand_bytes = 5 * sizeof(double) * static_cast<double>(max_keys) * static_cast<double>(width);
   const std::int64_t groups = sequences * hk;
-  const auto run_nth = [&](std::int64_t i) { run_group(i / hk, i % hk); };
-  parallel_for(groups, groups < threads ? 1 : threads, run_nth);
+  const bool by_groups = groups >= threads && static_cast<double>(threads) * operand_bytes <= kMaxOperandBytes;
+  parallel_for(groups, by_groups ? threads : 1, [&](std::int64_t i) { run_group(i / hk, i % hk); });
   return result;
 }
 
