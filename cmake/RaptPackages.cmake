@@ -51,14 +51,17 @@ if(RAPT_PYTHON)
   install(DIRECTORY python/rapt DESTINATION . COMPONENT python EXCLUDE_FROM_ALL FILES_MATCHING PATTERN "*.py" PATTERN "*.pyi"
           PATTERN py.typed PATTERN __pycache__ EXCLUDE)
   # What pip and importlib.metadata read, and by whose entry point vLLM finds the plug-in: of pyproject.toml, as in a wheel.
+  # Only packaging needs scikit-build-core.
   set(metadata ${PROJECT_BINARY_DIR}/metadata)
-  file(REMOVE_RECURSE ${metadata})
-  file(MAKE_DIRECTORY ${metadata})
-  execute_process(COMMAND ${Python_EXECUTABLE} -c "from scikit_build_core.build import *; prepare_metadata_for_build_wheel('${metadata}')"
-                  WORKING_DIRECTORY ${PROJECT_SOURCE_DIR} COMMAND_ERROR_IS_FATAL ANY)
-  file(GLOB metadata ${metadata}/*.dist-info)
-  file(WRITE ${metadata}/INSTALLER "debian\n")
-  install(DIRECTORY ${metadata} DESTINATION . COMPONENT python EXCLUDE_FROM_ALL)
+  install(CODE "file(REMOVE_RECURSE \"${metadata}\")
+                file(MAKE_DIRECTORY \"${metadata}\")
+                execute_process(COMMAND \"${Python_EXECUTABLE}\" -c
+                                \"from scikit_build_core.build import *; prepare_metadata_for_build_wheel('${metadata}')\"
+                                WORKING_DIRECTORY \"${PROJECT_SOURCE_DIR}\" COMMAND_ERROR_IS_FATAL ANY)
+                file(GLOB info \"${metadata}/*.dist-info\")
+                file(WRITE \"\${info}/INSTALLER\" debian\\n)"
+          COMPONENT python EXCLUDE_FROM_ALL)
+  install(DIRECTORY ${metadata}/ DESTINATION . COMPONENT python EXCLUDE_FROM_ALL)
 else()
   rapt_debian_package(rapt_library librapt${rapt_soversion} libs "attention kernels for CPUs: shared library" NOTICES notices/xsimd.txt)
   rapt_debian_package(rapt_development librapt-dev libdevel
