@@ -22,16 +22,16 @@ import time
 from pathlib import Path
 
 BRANDS = ("xeon", "epyc", "ryzen", "threadripper", "core", "neoverse", "graviton", "altra")
-PRIVATE = ("host_name",)  # what a machine is called by its owner is nobody else's business
-NOT_PLAIN = ("RAPT_GUARDS", "RAPT_ISA", "RAPT_KERNEL")  # figures are of what rapt does by itself
+PRIVATE = ("host_name",)  # fields that files leave out
+OVERRIDES = ("RAPT_GUARDS", "RAPT_ISA", "RAPT_KERNEL")  # environment variables that change what rapt does by default
 BF16_UNITS = {"amx_bf16", "avx512_bf16", "bf16"}
 
 
 class Step:
-    """One command, its arguments `words`, and the file it fills. `program`: "rapt", "torch" or "transformers" must be there."""
+    """One command, its arguments, and the file that it fills. `program`: "rapt", "torch" or "transformers", which it needs."""
 
-    def __init__(self, name, program, file, words, default=True, quick=True):
-        self.name, self.program, self.file, self.words = name, program, file, words
+    def __init__(self, name, program, file, arguments, default=True, quick=True):
+        self.name, self.program, self.file, self.arguments = name, program, file, arguments
         self.default, self.quick = default, quick
 
 
@@ -85,7 +85,7 @@ def fields_of(rapt):
     return json.loads(described.stdout)["context"]
 
 
-def imports(python, module):
+def can_import(python, module):
     return python is not None and run([python, "-c", f"import {module}"], capture_output=True).returncode == 0
 
 
@@ -103,7 +103,7 @@ def write(path, document):
         partial.unlink(missing_ok=True)
 
 
-def fill(command, path, about):
+def run_into(command, path, build):
     """Runs a command that writes JSON; if it succeeds, its document is what the path has."""
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder, path.name)
@@ -111,7 +111,7 @@ def fill(command, path, about):
         if code != 0:
             return f"exit code {code}"
         document = json.loads(made.read_text(encoding="utf-8"))
-    context = {key: value for key, value in {**about, **document["context"]}.items() if key not in PRIVATE}
+    context = {key: value for key, value in {**build, **document["context"]}.items() if key not in PRIVATE}
     write(path, {**document, "context": {**context, "command": " ".join([Path(command[0]).name, *command[1:]])}})
     return ""
 
@@ -133,7 +133,7 @@ def parse_arguments():
         parser.error(f"--machine: {options.machine!r}; wanted small letters, digits, _ and .")
     if options.threads is not None and options.threads < 1:
         parser.error(f"--threads: {options.threads}; wanted 1 or more")
-    for name in NOT_PLAIN:
+    for name in OVERRIDES:
         if os.environ.get(name):
             parser.error(f"{name}: {os.environ[name]!r}; wanted an environment without it")
     return parser, options
@@ -146,9 +146,9 @@ def main():
         fields = fields_of(options.rapt)
     except OSError as error:
         parser.error(f"--rapt: {options.rapt}: {error.strerror}; wanted the rapt command")
-    about = {key: fields[key] for key in ("commit", "compiler", "features", "caches")}
+    build = {key: fields[key] for key in ("commit", "compiler", "features", "caches")}
     threads = options.threads or len(os.sched_getaffinity(0))
-    everything = steps(threads, options.quick, bool(BF16_UNITS & set(about["features"])))
+    everything = steps(threads, options.quick, bool(BF16_UNITS & set(build["features"])))
     wanted = options.only.split(",") if options.only else None
     names = {step.name for step in everything}
     for name in wanted or []:
@@ -156,8 +156,8 @@ def main():
             parser.error(f"--only: {name}; wanted some of {','.join(dict.fromkeys(step.name for step in everything))}")
     chosen = [step for step in everything
               if (step.name in wanted if wanted else step.default and (step.quick or not options.quick))]
-    available = {"rapt": True, "torch": imports(options.python, "rapt.bench")}
-    available["transformers"] = available["torch"] and imports(options.python, "transformers")
+    available = {"rapt": True, "torch": can_import(options.python, "rapt.bench")}
+    available["transformers"] = available["torch"] and can_import(options.python, "transformers")
     name = options.machine or machine_name(fields["cpu"], fields["num_cpus"])
     folder = options.out / datetime.datetime.now(datetime.timezone.utc).date().isoformat()
     folder.mkdir(parents=True, exist_ok=True)
@@ -173,7 +173,7 @@ def main():
             continue
         print(title, flush=True)
         command = [str(options.rapt)] if step.program == "rapt" else [options.python, "-m", "rapt.bench"]
-        problem = fill([*command, *step.words], path, about)
+        problem = run_into([*command, *step.arguments], path, build)
         if problem:
             print(f"{path.name}: {problem}; not written", file=sys.stderr)
             failed.append(path.name)

@@ -21,7 +21,7 @@ constexpr double kReadingSeconds = 1e-3;
 constexpr double kLongCallSeconds = 50e-3;
 constexpr double kAgreement = 0.02, kLongAgreement = 0.03;
 constexpr int kReadingAttempts = 5;
-constexpr double kAtOnce = 0.75;  // of the time, for a CPU to every thread
+constexpr double kMinCpuShare = 0.75;  // of the elapsed time that threads with CPUs of their own run
 
 double since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
@@ -35,10 +35,10 @@ double thread_seconds() {
 }
 
 /// Runs work(worker), which returns an amount, on `threads` workers at once and adds up their rates, each over its own
-/// processor time. An executor is free to run workers one after another on one thread, which says nothing about all of
-/// them together: such a run is tried again, and 0 is returned when that does not help. With `at_once`, so is one whose
-/// threads had to share CPUs: what they compete for would seem more than there is.
-double total_rate(Executor& executor, int threads, bool at_once, const std::function<double(int)>& work) {
+/// processor time. An executor may run workers one after another on one thread, whose rates do not add up: such a run
+/// is tried again, and 0 is returned when that does not help. With `own_cpus`, so is a run whose threads had to share
+/// CPUs: the bandwidth that they compete for would seem more than it is.
+double total_rate(Executor& executor, int threads, bool own_cpus, const std::function<double(int)>& work) {
   struct Worker {
     double rate = 0, seconds = 0;
     std::thread::id thread;
@@ -65,7 +65,7 @@ double total_rate(Executor& executor, int threads, bool at_once, const std::func
       seconds += done.seconds;
       distinct.insert(done.thread);
     }
-    const bool shared = at_once && seconds < kAtOnce * elapsed * threads;
+    const bool shared = own_cpus && seconds < kMinCpuShare * elapsed * threads;
     if (distinct.size() == run.workers.size() && !shared) return rate;
   }
   return 0;
@@ -122,14 +122,14 @@ Isa vector_isa(Isa isa) {
 }
 
 Roofline::Roofline(Isa isa, int threads, std::shared_ptr<const std::vector<float>> buffer)
-    : fma_(chains(run_fma_chains, vector_isa(isa))),
+    : fma_(calibrated(run_fma_chains, vector_isa(isa))),
       threads_(threads),
       buffer_(std::move(buffer)),
       executor_(threads == 1 ? serial_executor() : tbb_executor()) {
-  if (isa == Isa::amx) amx_ = chains(run_fma_chains, isa);
+  if (isa == Isa::amx) amx_ = calibrated(run_fma_chains, isa);
 }
 
-Roofline::Chains Roofline::chains(double (*run)(Isa, std::int64_t), Isa isa) {
+Roofline::Chains Roofline::calibrated(double (*run)(Isa, std::int64_t), Isa isa) {
   Chains chains{run, isa, 1};
   for (double seconds = 0; seconds < kReadingSeconds; chains.rounds *= 2) {
     const double start = thread_seconds();
@@ -144,12 +144,12 @@ double Roofline::giga_rate(const Chains& chains) const {
 }
 
 double Roofline::int8_gops(Isa isa) const {
-  return giga_rate(chains(run_int8_chains, isa));
+  return giga_rate(calibrated(run_int8_chains, isa));
 }
 
-Peaks Roofline::peaks(bool reading) const {
+Peaks Roofline::peaks(bool bandwidth) const {
   constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
-  return {giga_rate(fma_), amx_ ? giga_rate(*amx_) : kNone, reading ? read_gbs() : kNone};
+  return {giga_rate(fma_), amx_ ? giga_rate(*amx_) : kNone, bandwidth ? read_gbs() : kNone};
 }
 
 double Roofline::read_gbs() const {
@@ -175,7 +175,7 @@ double Roofline::read_gbs(std::size_t bytes, std::int64_t rounds) const {
   return total_rate(*executor_, threads_, threads_ > 1, read) / 1e9;
 }
 
-double between(double before, double after) {
+double mean_reading(double before, double after) {
   return std::min(before, after) > 0 ? (before + after) / 2 : std::numeric_limits<double>::quiet_NaN();
 }
 
@@ -184,7 +184,7 @@ std::vector<Sample> take_samples(const std::function<void()>& call, const Roofli
   std::vector<Sample> samples;
   int steady = 0;
   const auto start = Clock::now();
-  Peaks before = roofline.peaks(budget.reading);
+  Peaks before = roofline.peaks(budget.bandwidth);
   const auto enough = [&] {
     const double spent = since(start);
     return (spent >= budget.seconds && steady >= budget.min_samples) || spent >= budget.seconds * budget.patience;
@@ -195,11 +195,12 @@ std::vector<Sample> take_samples(const std::function<void()>& call, const Roofli
     run_timed_calls(call, calls);
     const double seconds = since(call_start);
     const double cpu_seconds = static_cast<double>(std::clock() - cpu_start) / CLOCKS_PER_SEC;
-    const Peaks after = roofline.peaks(budget.reading);
+    const Peaks after = roofline.peaks(budget.bandwidth);
     const double tolerance = seconds > kLongCallSeconds ? kLongAgreement : kAgreement;
     const double count = static_cast<double>(calls);
     const bool agreed = agree(before.fma, after.fma, tolerance) && agree(before.amx, after.amx, tolerance);
-    const Peaks mean{between(before.fma, after.fma), between(before.amx, after.amx), between(before.read, after.read)};
+    const Peaks mean{mean_reading(before.fma, after.fma), mean_reading(before.amx, after.amx),
+                     mean_reading(before.read, after.read)};
     samples.push_back({seconds / count, cpu_seconds / count, mean, calls, agreed});
     steady += agreed ? 1 : 0;
     before = after;

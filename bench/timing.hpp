@@ -34,7 +34,7 @@ class Roofline {
 
   /// Of independent multiply-add chains on all threads at once, and of products of tiles where the ISA has them, about
   /// a millisecond each; of one sequential read of the buffer if asked to.
-  Peaks peaks(bool reading = false) const;
+  Peaks peaks(bool bandwidth = false) const;
   /// GB/s of one sequential read of the buffer, a share of it per thread. 0 when the threads could not be had at once,
   /// each on a CPU of its own.
   double read_gbs() const;
@@ -52,9 +52,10 @@ class Roofline {
   struct Chains {
     double (*run)(Isa, std::int64_t rounds);  // returns the operations done
     Isa isa;
-    std::int64_t rounds;  // a millisecond of them
+    std::int64_t rounds;
   };
-  static Chains chains(double (*run)(Isa, std::int64_t), Isa isa);
+  // With as many rounds as take a millisecond.
+  static Chains calibrated(double (*run)(Isa, std::int64_t), Isa isa);
   double giga_rate(const Chains& chains) const;
   double read_gbs(std::size_t bytes, std::int64_t rounds) const;
 
@@ -66,7 +67,7 @@ class Roofline {
 };
 
 /// The mean of two readings; NaN when one was not had.
-double between(double before, double after);
+double mean_reading(double before, double after);
 
 /// One timing: `calls` calls back to back, between two readings of the peaks.
 struct Sample {
@@ -82,7 +83,7 @@ struct Budget {
   int min_samples = 7;     ///< steady ones
   double patience = 4;     ///< give up on steadiness after this many times `seconds`
   double min_call = 2e-3;  ///< seconds of calls per sample
-  bool reading = false;    ///< read the bandwidth beside every sample, too
+  bool bandwidth = false;  ///< read the bandwidth beside every sample, too
 };
 
 /// Samples of call(), after one call that is not timed.
@@ -109,8 +110,8 @@ struct Comparison {
   double ratio = 0;                  ///< median over rounds of the first's time over the second's
   double error = 0;                  ///< standard error of that, from how much the rounds scatter
 };
-/// By turns: each round takes both, one right after the other, every other round in the other order, so that what
-/// changes meanwhile befalls both. `seconds` of rounds at least, each of `min_call` seconds of calls of either.
+/// Each round times both, one right after the other, and every second round in the other order: drifts of the clock
+/// affect both alike. Rounds take `seconds` or more together, and each at least `min_call` seconds of calls of either.
 Comparison compare(const std::function<void()>& first, const std::function<void()>& second, double seconds,
                    double min_call = Budget{}.min_call);
 

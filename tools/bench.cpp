@@ -26,7 +26,7 @@
 namespace rapt::tools {
 namespace {
 
-using bench::between, bench::Budget, bench::Peaks, bench::quantile, bench::Roofline, bench::Sample, bench::SetLine,
+using bench::mean_reading, bench::Budget, bench::Peaks, bench::quantile, bench::Roofline, bench::Sample, bench::SetLine,
     bench::Summary, bench::take_samples;
 
 constexpr std::int64_t kCheckedRows = 8;
@@ -191,10 +191,10 @@ class Bench {
   std::vector<Sample> samples_of(const std::function<void()>& call, const Cost& cost, const Roofline& roof) const {
     Budget budget = budget_;
     const Peaks before = roof.peaks(true);
-    budget.reading = cost.bytes / before.read > cost.flops / before.fma;
+    budget.bandwidth = cost.bytes / before.read > cost.flops / before.fma;
     std::vector<Sample> samples = take_samples(call, roof, budget);
-    if (budget.reading) return samples;
-    const double read = between(before.read, roof.read_gbs());
+    if (budget.bandwidth) return samples;
+    const double read = mean_reading(before.read, roof.read_gbs());
     for (Sample& sample : samples) sample.peaks.read = read;
     return samples;
   }

@@ -12,7 +12,7 @@ import numpy as np
 
 from rapt import _core
 from rapt._arrays import Array
-from rapt._scalars import truth
+from rapt._scalars import boolean
 
 __all__ = ["attention", "dropout_mask", "explain", "explain_problem"]
 
@@ -132,7 +132,7 @@ def attention(
     """
     check_lists(indices, counts)
     if return_lse is not False and return_lse is not True:
-        return_lse = truth("return_lse", return_lse)
+        return_lse = boolean("return_lse", return_lse)
     return _core.attention(
         *(q, k, v, causal, align, window, scale, mask, bias, softcap, alibi, sinks),
         *(cu_seqlens_q, cu_seqlens_k, cache_seqlens, indices, counts),
@@ -229,7 +229,7 @@ def explain(*args: Any, **kwargs: Any) -> _core.Explanation:
     bound = SIGNATURE.bind(*args, **kwargs)
     bound.apply_defaults()
     check_lists(bound.arguments["indices"], bound.arguments["counts"])
-    truth("return_lse", bound.arguments["return_lse"])
+    boolean("return_lse", bound.arguments["return_lse"])
     return _core.explain(*bound.arguments.values())
 
 

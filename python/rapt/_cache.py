@@ -8,7 +8,7 @@ from typing import Any
 from rapt import _core
 from rapt._arrays import Array, empty_like, shape_of
 from rapt._attention import SIGNATURE, KvDtype
-from rapt._scalars import truth
+from rapt._scalars import boolean
 
 __all__ = ["append_kv", "merge_states", "rotary_append_kv"]
 
@@ -169,7 +169,7 @@ def merge_states(
             raise ValueError(f"lses[{i}]: got shape {list(got)}; wanted {wanted}")
     if out is None:
         out = empty_like("outs[0]", outs[0], shape)
-    return_lse = truth("return_lse", return_lse)
+    return_lse = boolean("return_lse", return_lse)
     lse = empty_like("outs[0]", outs[0], shape[:-1], "float32") if return_lse else None
     _core.merge_states(outs, lses, out, lse)
     return (out, lse) if return_lse else out

@@ -13,7 +13,7 @@ import rapt
 from rapt import _flops, _refusals
 from rapt._autograd import no_second_derivatives
 from rapt._delta_rule import Rule, result_shapes, results
-from rapt._scalars import real, truth
+from rapt._scalars import boolean, real
 
 _TENSORS = ("q", "k", "v", "g", "beta", "initial_state", "a_log", "dt_bias")
 
@@ -153,7 +153,7 @@ def checked(options: Options) -> Options:
     checked: dict[str, Any] = {}
     for name, x in options._asdict().items():
         if name != "rule":
-            checked[name] = (real if name in ("scale", "gate_lower_bound") else truth)(name, x)
+            checked[name] = (real if name in ("scale", "gate_lower_bound") else boolean)(name, x)
     if not isinstance(options.rule, str):
         raise ValueError(f'rule: got {options.rule!r}; wanted "linear", "gated", "delta" or "gated_delta"')
     return options._replace(**checked)

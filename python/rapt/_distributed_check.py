@@ -22,7 +22,7 @@ import rapt
 from rapt import _refusals
 from rapt._distributed_kernel import keywords
 from rapt._distributed_parts import Options, Span, spans
-from rapt._scalars import alignment, finite, integer, truth
+from rapt._scalars import alignment, boolean, finite, integer
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 METHODS = (
@@ -214,7 +214,7 @@ def attention_call(ranks: Ranks, given: dict[str, Any]) -> tuple[Call, Request]:
             raise ValueError(f"{name}: got 0; wanted 1 or more on every rank")
     if hq % hk != 0:
         raise ValueError(f"k: got {hk} heads; wanted a divisor of q's {hq}")
-    balanced, with_lse = (truth(name, given[name]) for name in ("balanced", "return_lse"))
+    balanced, with_lse = (boolean(name, given[name]) for name in ("balanced", "return_lse"))
     for name, rows in (("q", q.shape[2]), ("k", sk)):
         if balanced and rows % 2 != 0:
             raise ValueError(f"{name}: got {rows} rows in a balanced part; wanted an even number, for two chunks")
@@ -226,7 +226,7 @@ def attention_call(ranks: Ranks, given: dict[str, Any]) -> tuple[Call, Request]:
     gradients = _refusals.needs_grad(q, k, v)
     if gradients and not q.is_cpu:
         raise ValueError(f"q: got a tensor on {q.device} with gradients to record; wanted the cpu, or torch.no_grad()")
-    causal = truth("causal", given["causal"])
+    causal = boolean("causal", given["causal"])
     left, right = window_sides(given["window"])
     positional = causal or left >= 0 or right >= 0 or alibi is not None
     kind, offset = alignment(given["align"])
@@ -249,7 +249,7 @@ def whole_call(x: Tensor, dim: Any, balanced: Any) -> tuple[Call, int]:
     """The call of a function that joins the parts of all ranks along `dim`, and dim counted from 0."""
     _refusals.check_tensors({"x": x}, "a tensor")
     dim = dimension(x, dim)
-    if truth("balanced", balanced) and x.shape[dim] % 2 != 0:
+    if boolean("balanced", balanced) and x.shape[dim] % 2 != 0:
         raise ValueError(f"x: got {x.shape[dim]} rows in a balanced part; wanted an even number, for two chunks")
     if _refusals.needs_grad(x):
         raise ValueError("x: got a tensor that requires grad; wanted x.detach(): unshard_sequence has no gradients")

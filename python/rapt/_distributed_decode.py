@@ -11,7 +11,7 @@ from torch import Tensor
 import rapt
 from rapt import _refusals
 from rapt._distributed_check import Call, Numbers, Ranks, agree, window_sides
-from rapt._scalars import finite, truth
+from rapt._scalars import boolean, finite
 
 _OF_CACHE = ("cache_seqlens", "block_table", "k_scale", "v_scale", "k_zero", "v_zero", "k_tail", "q_scale")
 
@@ -112,11 +112,11 @@ def _checked(ranks: Ranks, given: dict[str, Any]) -> Call:
     left, right = window_sides(given["window"])
     if right > 0:
         raise ValueError(f"window: got {given['window']!r}; wanted (left, 0) or (left, None): later keys are not seen")
-    interleaved = truth("interleaved", given["interleaved"])
+    interleaved = boolean("interleaved", given["interleaved"])
     scale, softcap = (finite(name, given[name]) for name in ("scale", "softcap"))
     call: Call = {"method": "decode_attention", "dtype": str(q.dtype), "b": b, "hq": hq, "sq": sq, "d": q.shape[3]}
     dv = v.shape[3] * (2 if given["kv_dtype"] == "i4x2" else 1)  # two elements to a byte
     call |= {"dv": dv, "q": Numbers.of(q) if ranks.size > 1 else 0, "window[0]": left}
     call |= {"scale": math.inf if scale is None else scale, "softcap": math.inf if softcap is None else softcap}
     call |= {"interleaved": interleaved}
-    return call | {"sinks": Numbers.of(given["sinks"]), "return_lse": truth("return_lse", given["return_lse"])}
+    return call | {"sinks": Numbers.of(given["sinks"]), "return_lse": boolean("return_lse", given["return_lse"])}

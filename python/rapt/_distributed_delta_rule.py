@@ -14,7 +14,7 @@ from rapt._delta_rule_torch import Options, checked
 from rapt._distributed_check import Call, Numbers, Ranks, agree, check_offsets, check_total
 from rapt._distributed_kernel import detached
 from rapt._distributed_state import Inputs, Part, Reads, moved, moved_back, no_transition, pass_without_state
-from rapt._scalars import truth
+from rapt._scalars import boolean
 
 _NAMES = ("q", "k", "v", "g", "beta", "a_log", "dt_bias")
 
@@ -159,7 +159,7 @@ def _checked(given: dict[str, Any]) -> tuple[Inputs, Call]:
     tensors = {name: given[name] for name in (*_NAMES, "initial_state", "cu_seqlens")}
     _refusals.check_tensors(tensors, "parts of a sequence as tensors", "the delta rule over ranks is for CPUs")
     options = checked(Options(*(given[name] for name in Options._fields)))._asdict()
-    v_first, return_state = options.pop("state_v_first"), truth("return_state", given["return_state"])
+    v_first, return_state = options.pop("state_v_first"), boolean("return_state", given["return_state"])
     for name in ("q", "k", "v"):
         if tensors[name] is None or tensors[name].dim() != 4:
             shape = "None" if tensors[name] is None else f"shape {list(tensors[name].shape)}"

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from rapt._distributed_check import Request
-from rapt._distributed_kernel import backward, detached, forward, halves, joined, padded, padding
+from rapt._distributed_kernel import backward, concatenated, detached, forward, keys_and_values, padded, padding
 from rapt._distributed_parts import Span, in_parts, in_sequence
 
 
@@ -54,7 +54,7 @@ class GatheredAttention(torch.autograd.Function):
             dq[at] = own
             dkv = more if dkv is None else dkv.add_(more)
         assert dkv is not None
-        dk, dv = halves(_summed(dkv, request), k.shape[3])
+        dk, dv = keys_and_values(_summed(dkv, request), k.shape[3])
         return dq, dk.to(k.dtype), dv.to(v.dtype), None
 
 
@@ -69,8 +69,8 @@ def _calls(q: Tensor, request: Request) -> Iterator[tuple[Span, int | None]]:
 
 def _gathered(k: Tensor, v: Tensor, request: Request) -> tuple[Tensor, Tensor]:
     """The whole sequence's keys and values: views of one array [s, b, h, d + dv], in which parts lie end to end."""
-    parts = request.ranks.gather(joined(k, v).permute(2, 0, 1, 3))
-    return halves(in_sequence(parts, request.ranks.size, 0, request.balanced).permute(1, 2, 0, 3), k.shape[3])
+    parts = request.ranks.gather(concatenated(k, v).permute(2, 0, 1, 3))
+    return keys_and_values(in_sequence(parts, request.ranks.size, 0, request.balanced).permute(1, 2, 0, 3), k.shape[3])
 
 
 def _summed(whole: Tensor, request: Request) -> Tensor:

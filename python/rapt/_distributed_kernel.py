@@ -33,10 +33,10 @@ def forward(q: Tensor, k: Tensor, v: Tensor, dtype: torch.dtype, **given: Any) -
 def backward(
     dout: Tensor, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, **given: Any
 ) -> tuple[Tensor, Tensor]:
-    """float32 gradients of q, and of joined(k, v). out and lse are those of all keys, of which k may be a part."""
+    """float32 gradients of q, and of concatenated(k, v). out and lse are those of all keys, of which k may be a part."""
     dq = torch.empty(q.shape, dtype=torch.float32)
     dkv = torch.empty((*k.shape[:-1], k.shape[-1] + v.shape[-1]), dtype=torch.float32)
-    dk, dv = halves(dkv, k.shape[-1])
+    dk, dv = keys_and_values(dkv, k.shape[-1])
     arguments = forward_arguments(q, k, v, out=out, **given)
     _core.attention_backward(arguments, (dout, lse, dlse, dq, dk, dv, None, None, None))
     return dq, dkv
@@ -47,12 +47,12 @@ def detached(saved: Sequence[Tensor | None]) -> list[Any]:
     return [x if x is None else x.detach() for x in saved]
 
 
-def joined(k: Tensor, v: Tensor) -> Tensor:
+def concatenated(k: Tensor, v: Tensor) -> Tensor:
     """[b, h, s, d + dv]: keys and values in one message."""
     return torch.cat((k, v), -1)
 
 
-def halves(kv: Tensor, d: int) -> tuple[Tensor, Tensor]:
+def keys_and_values(kv: Tensor, d: int) -> tuple[Tensor, Tensor]:
     return kv[..., :d], kv[..., d:]
 
 

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from rapt._distributed_check import Request, check_offsets
-from rapt._distributed_kernel import backward, detached, forward, halves, joined
-from rapt._scalars import truth
+from rapt._distributed_kernel import backward, concatenated, detached, forward, keys_and_values
+from rapt._scalars import boolean
 
 
 class Share(NamedTuple):
@@ -60,12 +60,12 @@ class PackedAttention(torch.autograd.Function):
         dq, some = backward(dout, dlse, q, *_gathered(k, v, request, share), out, lse, **given)
         dkv = some.new_zeros((k.shape[0] * request.ranks.size, *some.shape[1:]))
         dkv[share.begin : share.end] = some
-        dk, dv = halves(request.ranks.sum_of_parts(dkv), k.shape[-1])
+        dk, dv = keys_and_values(request.ranks.sum_of_parts(dkv), k.shape[-1])
         return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None, None
 
 
 def _gathered(k: Tensor, v: Tensor, request: Request, share: Share) -> tuple[Tensor, Tensor]:
-    return halves(request.ranks.gather(joined(k, v))[share.begin : share.end], k.shape[-1])
+    return keys_and_values(request.ranks.gather(concatenated(k, v))[share.begin : share.end], k.shape[-1])
 
 
 def as_batch(given: dict[str, Any]) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def as_batch(given: dict[str, Any]) -> dict[str, Any]:
             raise ValueError(f"{name}: got shape {list(x.shape)} with cu_seqlens; wanted {wanted}")
         if isinstance(x, Tensor) and isinstance(q, Tensor) and x.shape[0] != q.shape[0]:
             raise ValueError(f"{name}: got {x.shape[0]} tokens with cu_seqlens; wanted q's {q.shape[0]}")
-    balanced, causal = (truth(name, given[name]) for name in ("balanced", "causal"))
+    balanced, causal = (boolean(name, given[name]) for name in ("balanced", "causal"))
     if balanced:
         raise ValueError("balanced: got True with cu_seqlens; wanted False: a rank has a share of consecutive tokens")
     if given["align"] is not None:

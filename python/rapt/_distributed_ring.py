@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 
 import rapt
 from rapt._distributed_check import Ranks, Request
-from rapt._distributed_kernel import backward, detached, forward, halves, joined
+from rapt._distributed_kernel import backward, concatenated, detached, forward, keys_and_values
 from rapt._distributed_parts import Block, Span, blocks
 
 
@@ -20,11 +20,11 @@ class RingAttention(torch.autograd.Function):
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, request: Request) -> tuple[Tensor, Tensor]:
         ranks, own = request.ranks, request.spans(q)
         states: list[tuple[Tensor, Tensor] | None] = [_sink_state(q, v, span, request.sinks) for span in own]
-        kv = joined(k, v).contiguous()
+        kv = concatenated(k, v).contiguous()
         for step in range(ranks.size):
             travel = _Exchange(ranks)
             arriving = travel.pass_on(kv) if step + 1 < ranks.size else kv
-            keys, values = halves(kv, k.shape[3])
+            keys, values = keys_and_values(kv, k.shape[3])
             for block in _blocks(own, k, request, step):
                 rows, taken = _rows(own, block), slice(block.begin, block.end)
                 some = q[:, :, rows], keys[:, :, taken], values[:, :, taken]
@@ -50,7 +50,7 @@ class RingAttention(torch.autograd.Function):
         ranks, own = request.ranks, request.spans(q)
         dout = torch.zeros_like(out) if dout is None else dout
         dq = torch.zeros(q.shape, dtype=torch.float32)
-        kv = joined(k, v).contiguous()
+        kv = concatenated(k, v).contiguous()
         home = _Exchange(ranks)  # the gradients of these keys, summed over the ranks that they have passed
         sums: Tensor | None = None
         for step in range(ranks.size):
@@ -59,7 +59,7 @@ class RingAttention(torch.autograd.Function):
             behind, sums = home, home.arriving
             travel = _Exchange(ranks)
             arriving = travel.pass_on(kv) if step + 1 < ranks.size else kv
-            keys, values = halves(kv, k.shape[3])
+            keys, values = keys_and_values(kv, k.shape[3])
             dkv = torch.zeros(kv.shape, dtype=torch.float32)
             for block in _blocks(own, k, request, step):
                 rows, taken = _rows(own, block), slice(block.begin, block.end)
@@ -77,7 +77,7 @@ class RingAttention(torch.autograd.Function):
             travel.wait()
             kv = arriving
         home.wait()
-        dk, dv = halves(dkv if home.arriving is None else home.arriving, k.shape[3])
+        dk, dv = keys_and_values(dkv if home.arriving is None else home.arriving, k.shape[3])
         return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None
 
 

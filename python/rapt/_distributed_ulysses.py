@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from rapt._distributed_check import Ranks, Request
-from rapt._distributed_kernel import backward, detached, forward, halves, keywords
+from rapt._distributed_kernel import backward, detached, forward, keys_and_values, keywords
 from rapt._distributed_parts import in_parts, in_sequence
 
 
@@ -54,7 +54,7 @@ class UlyssesAttention(torch.autograd.Function):
             dlse = lse.new_zeros(rows) if dlse is None else dlse
             dlse = _to_heads(dlse[..., None], ranks, balanced)[..., 0]
         dq, dkv = backward(dout, dlse, q, k, v, out, lse, **given)
-        made = zip((dq, *halves(dkv, k.shape[3])), (q, k, v))
+        made = zip((dq, *keys_and_values(dkv, k.shape[3])), (q, k, v))
         dq, dk, dv = (_to_rows(grad.to(x.dtype), ranks, balanced) for grad, x in made)
         if copies > 1:
             dk, dv = (x.reshape(b, -1, copies, *x.shape[2:]).sum(2) for x in (dk, dv))

@@ -53,14 +53,14 @@ class _Loss(torch.autograd.Function):
     def forward(
         ctx: Any,
         scores: Tensor,
-        none_of_scores: Tensor,
+        empty_scores: Tensor,
         q: Tensor,
         k: Tensor,
         indices: Tensor | None,
         scale: float,
         sinks: Tensor | None,
     ) -> Tensor:
-        """The gradient is made along with the loss, from what both have in common. `none_of_scores` is no element of them, which
+        """The gradient is made along with the loss, from what both have in common. `empty_scores` is no element of them, which
         is enough to say later what the gradient depends on: the scores themselves need not be kept."""
         b, sq, sk = scores.shape
         dscores = torch.zeros_like(scores) if ctx.needs_input_grad[0] else None
@@ -92,16 +92,16 @@ class _Loss(torch.autograd.Function):
                     dscores[n, tokens] = difference
                 else:
                     dscores[n, tokens].scatter_add_(1, listed, difference)
-        ctx.save_for_backward(dscores, none_of_scores)
+        ctx.save_for_backward(dscores, empty_scores)
         return loss.to(torch.float32)
 
     @staticmethod
     def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor | None, ...]:
-        dscores, none_of_scores = ctx.saved_tensors
+        dscores, empty_scores = ctx.saved_tensors
         if dscores is not None:
             dscores = dscores * dloss
             if torch.is_grad_enabled():
-                dscores = _Gradient.apply(dscores, none_of_scores)  # type: ignore[no-untyped-call]
+                dscores = _Gradient.apply(dscores, empty_scores)  # type: ignore[no-untyped-call]
         return (dscores, *[None] * 6)
 
 

@@ -14,7 +14,7 @@ from rapt import _flops, _refusals
 from rapt._autocast import without_autocast
 from rapt._autograd import no_second_derivatives
 from rapt._dsa import count_of, queries_shape, scores_shape
-from rapt._scalars import Alignment, alignment, given_alignment, real, truth
+from rapt._scalars import Alignment, alignment, boolean, given_alignment, real
 
 # What every operator is given, in this order: these and Options.
 _TENSORS = ("q", "k", "w", "k_scale", "seqlens", "block_table", "key_begin", "key_end")
@@ -203,7 +203,7 @@ def _flops_of_backward(_: Tensor, *given: Any, out_val: Any) -> Any:
 
 
 def _options(align: Any, relu: Any, causal: Any, scale: Any) -> Options:
-    return Options(*alignment(align), truth("relu", relu), truth("causal", causal), real("scale", scale))
+    return Options(*alignment(align), boolean("relu", relu), boolean("causal", causal), real("scale", scale))
 
 
 def _check(name: str, tensors: dict[str, Tensor | None], out: Tensor | None, missing: str = "") -> None:

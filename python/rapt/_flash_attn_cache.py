@@ -22,7 +22,7 @@ from rapt._flash_attn_calls import (
     returned,
     signature_of,
 )
-from rapt._scalars import integer, truth
+from rapt._scalars import boolean, integer
 
 # How rapt's functions call the arguments, for flash-attn's names of them.
 _NAMES = {"k_new": "k", "v_new": "v", "k": "k_cache", "v": "v_cache", "cu_seqlens": "cu_seqlens_k_new"}
@@ -98,8 +98,8 @@ def flash_attn_with_kvcache(
     check_extras(flash_attn_3)
     integer("num_splits", num_splits)
     given = options(softmax_scale, causal, window_size, softcap)
-    rotary_interleaved = truth("rotary_interleaved", rotary_interleaved)
-    return_softmax_lse = truth("return_softmax_lse", return_softmax_lse)
+    rotary_interleaved = boolean("rotary_interleaved", rotary_interleaved)
+    return_softmax_lse = boolean("return_softmax_lse", return_softmax_lse)
     if page_table is not None:
         if block_table is not None:
             raise ValueError("page_table: got a tensor with block_table; wanted one of them: they are two names")

@@ -13,7 +13,7 @@ from torch import Tensor
 import rapt
 from rapt import _refusals
 from rapt._flash_attn import attend, used_rows
-from rapt._scalars import finite, integer, real, truth
+from rapt._scalars import boolean, finite, integer, real
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -42,7 +42,7 @@ def options(softmax_scale: Any, causal: Any, window_size: Any, softcap: Any, dro
     if share is None or not 0 <= share <= 1:
         raise ValueError(f"dropout_p: got {dropout_p}; wanted 0 to 1")
     scale = None if softmax_scale is None else finite("softmax_scale", softmax_scale)
-    return Options(scale, truth("causal", causal), _window(window_size), cap, share)
+    return Options(scale, boolean("causal", causal), _window(window_size), cap, share)
 
 
 def _window(given: Any) -> tuple[int, int]:

@@ -16,7 +16,7 @@ from torch import Tensor
 import rapt
 from rapt import _refusals
 from rapt._fp8_rows import LATENT, check_fp8, columns_of, keys_and_values
-from rapt._scalars import finite, integer, truth
+from rapt._scalars import boolean, finite, integer
 
 _SHARPNESS = 2.0**24
 
@@ -77,7 +77,7 @@ def flash_mla_with_kvcache(
     _check(tensors | {"attn_sink": attn_sink, "topk_length": topk_length})
     _check_given(q=q, k_cache=k_cache)
     _check_numbers("q", q)
-    causal, is_fp8_kvcache = truth("causal", causal), truth("is_fp8_kvcache", is_fp8_kvcache)
+    causal, is_fp8_kvcache = boolean("causal", causal), boolean("is_fp8_kvcache", is_fp8_kvcache)
     head_dim_v, softmax_scale = integer("head_dim_v", head_dim_v), finite("softmax_scale", softmax_scale)
     if is_fp8_kvcache:
         check_fp8("k_cache", k_cache)

@@ -29,10 +29,10 @@ def attention(*given: Any, out_val: Any) -> Any:
     return forward(prod(out.shape[:-1]) * k.shape[-2], k.shape[-1], v.shape[-1])
 
 
-def attention_backward(place_of_out: int) -> Callable[..., Any]:
+def attention_backward(index_of_out: int) -> Callable[..., Any]:
     def count(*given: Any, out_val: Any) -> Any:
         _, _, _, k, v = given[:5]
-        return backward(prod(given[place_of_out].shape[:-1]) * k.shape[-2], k.shape[-1], v.shape[-1])
+        return backward(prod(given[index_of_out].shape[:-1]) * k.shape[-2], k.shape[-1], v.shape[-1])
 
     return count
 

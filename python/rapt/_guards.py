@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from rapt import _core
-from rapt._scalars import integer, real, truth
+from rapt._scalars import boolean, integer, real
 
 __all__ = ["GuardReport", "GuardWarning", "NotWatchedWarning", "guards"]
 
@@ -118,7 +118,7 @@ def guards(*, nan: bool = False, shadow: int = 0, tolerance: float = 1.0, determ
     if handler is not None and not callable(handler):
         raise TypeError(f"handler: got {handler!r}; wanted a function of a GuardReport, or None")
     words = [f"shadow={integer('shadow', shadow)}", f"tolerance={factor!r}"]
-    words += [name for name, on in (("nan", nan), ("determinism", determinism)) if truth(name, on)]
+    words += [name for name, on in (("nan", nan), ("determinism", determinism)) if boolean(name, on)]
     block = _Block(",".join(words), handler)
     with _lock:
         _core.set_guards(block.words)

@@ -10,7 +10,7 @@ from transformers import cache_utils
 
 from rapt._codes import Rows
 from rapt._model_cache_place import appends
-from rapt._model_fork import Shared, select
+from rapt._model_fork import SharedRows, select
 
 _Full: Any = cache_utils.DynamicLayer
 
@@ -23,9 +23,9 @@ class ForkedLayer(_Full):  # type: ignore[misc]
         self.batch, self.parts, self.own = batch, parts, own
         self.dtype, self.device, self.is_initialized = parts[0][0].dtype, parts[0][0].device, True
 
-    def _rows(self, i: int) -> Shared | None:
+    def _rows(self, i: int) -> SharedRows | None:
         parts = [part[i] for part in (*self.parts, *self.own_rows())]
-        return Shared(self.batch, tuple(parts)) if parts else None
+        return SharedRows(self.batch, tuple(parts)) if parts else None
 
     def own_rows(self) -> list[tuple[Rows, Rows]]:
         return [(self.own.keys, self.own.values)] if self.own.get_seq_length() > 0 else []

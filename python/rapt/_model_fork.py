@@ -15,7 +15,7 @@ from rapt._codes import OnlyForRapt, Rows
 
 
 @dataclass(slots=True, eq=False)
-class Shared(OnlyForRapt):
+class SharedRows(OnlyForRapt):
     """Rows [b, h, n, d] in parts, one behind the other: [g, h, any, d], of which each row serves b / g neighbouring sequences."""
 
     batch: int
@@ -51,9 +51,9 @@ class Shared(OnlyForRapt):
 
 def by_parts(function: Callable[..., Rows], *rows: Any) -> Any:
     """function(*rows), or of each part of them."""
-    if not isinstance(rows[0], Shared):
+    if not isinstance(rows[0], SharedRows):
         return function(*rows)
-    return Shared(rows[0].batch, tuple(function(*parts) for parts in zip(*(x.parts for x in rows))))
+    return SharedRows(rows[0].batch, tuple(function(*parts) for parts in zip(*(x.parts for x in rows))))
 
 
 def forward(
@@ -67,8 +67,8 @@ def forward(
     left: int,
     *options: Any,
 ) -> Tensor:
-    """_model_attention.forward(), whose keys and values may be Shared. A part that sequences share is read once for all of them."""
-    if not isinstance(key, Shared):
+    """_model_attention.forward(), whose keys and values may be SharedRows. A part that sequences share is read once for all of them."""
+    if not isinstance(key, SharedRows):
         return _model_attention.forward(query, key, value, mask, bias, sinks, causal, left, *options)
     if left >= 0 or any(options[2:3]):  # dropout
         raise ValueError(
@@ -80,10 +80,10 @@ def forward(
     last = len(key.parts) - 1
     for i, (k, v) in enumerate(zip(key.parts, value.parts)):
         groups, begin, end = k.shape[0], end, end + k.shape[2]
-        each = b // groups
+        per_group = b // groups
         q, seen, added, sink = query, _columns(mask, begin, end), _columns(bias, begin, end), sinks if i == 0 else None
         if groups < b:  # rows of neighbouring sequences are rows of one
-            q = query.view(groups, each, hq, n, d).transpose(1, 2).reshape(groups, hq, each * n, d)
+            q = query.view(groups, per_group, hq, n, d).transpose(1, 2).reshape(groups, hq, per_group * n, d)
             seen, added = _grouped(seen, b, groups, n), _grouped(added, b, groups, n)
             if sink is not None and sink.dim() > 1:  # one for each row
                 sink = _grouped(sink, b, groups, n)
@@ -92,7 +92,7 @@ def forward(
         out, lse = _model_attention.run(*inputs, *options[:2], with_lse=True)
         assert lse is not None
         outs.append(out.view(b, n, hq, -1).transpose(1, 2))
-        lses.append(lse.view(groups, hq, each, n).transpose(1, 2).reshape(b, hq, n))
+        lses.append(lse.view(groups, hq, per_group, n).transpose(1, 2).reshape(b, hq, n))
     result = torch.empty_like(outs[0])
     rapt.merge_states(outs, lses, out=result)
     return result.transpose(1, 2)
@@ -115,5 +115,5 @@ def select(part: Rows, index: Tensor, batch: int) -> Rows:
     """A part for other sequences of its batch: itself where it serves them as it lies, else a copy."""
     groups = part.shape[0]
     wanted = index // (batch // groups)
-    as_it_lies = len(index) % groups == 0 and bool((wanted.view(groups, -1) == torch.arange(groups)[:, None]).all())
-    return part if groups == 1 or as_it_lies else part.index_select(0, wanted)
+    serves_all = len(index) % groups == 0 and bool((wanted.view(groups, -1) == torch.arange(groups)[:, None]).all())
+    return part if groups == 1 or serves_all else part.index_select(0, wanted)

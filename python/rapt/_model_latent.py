@@ -148,7 +148,7 @@ def attend(
     absorbed = torch.cat((torch.einsum("bhnd,hdc->bhnc", query[..., :nope], w_uk), query[..., nope:]), -1)
     key = _model_fork.by_parts(_joined, latent, rope)
     value = _model_fork.by_parts(lambda rows: rows if isinstance(rows, Codes) else rows[..., :rank], key)
-    whole = not isinstance(key, _model_fork.Shared)
+    whole = not isinstance(key, _model_fork.SharedRows)
     if indices is not None and mask is not None and whole and _model_sparse.takes(absorbed, key, value, mask, indices, sinks):
         out = _model_sparse.over_lists(absorbed, key, value, mask, indices, sinks, scale)
     else:

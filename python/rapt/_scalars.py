@@ -12,7 +12,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 Alignment: TypeAlias = Literal["top_left", "bottom_right"] | int | None
 
 
-def truth(name: str, x: Any) -> bool:
+def boolean(name: str, x: Any) -> bool:
     if isinstance(x, (bool, np.bool_)):
         return bool(x)
     raise TypeError(f"{name}: got {x!r}; wanted True or False")

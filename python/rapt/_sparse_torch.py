@@ -10,7 +10,7 @@ from torch import Tensor
 import rapt
 from rapt import _flops, _refusals
 from rapt._autograd import check_wanted, no_second_derivatives
-from rapt._scalars import real, truth
+from rapt._scalars import boolean, real
 
 # What the operators are given, in this order: these, scale and softcap.
 _TENSORS = ("q", "k", "v", "sinks", "indices", "counts")
@@ -129,7 +129,7 @@ def sparse_attention(
         if x.dtype not in _DTYPES:
             wanted = "torch.float32, torch.bfloat16 or torch.float16 (rapt.attention takes quantised ones)"
             raise TypeError(f"{name}: got {x.dtype}; wanted {wanted}")
-    return_lse = truth("return_lse", return_lse)
+    return_lse = boolean("return_lse", return_lse)
     if not _refusals.needs_grad(*tensors) and _refusals.is_eager(*tensors):
         return rapt.attention(**_arguments((*tensors, scale, softcap)), return_lse=return_lse)
     out, lse = _operator(*tensors, real("scale", scale), real("softcap", softcap))

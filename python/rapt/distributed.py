@@ -37,7 +37,7 @@ from rapt._distributed_packed import PackedAttention, as_batch
 from rapt._distributed_parts import in_sequence, spans
 from rapt._distributed_ring import RingAttention
 from rapt._distributed_ulysses import UlyssesAttention, readers
-from rapt._scalars import Alignment, truth
+from rapt._scalars import Alignment, boolean
 
 __all__ = [
     "all_gather_attention",
@@ -253,7 +253,7 @@ def shard_sequence(x: Tensor, dim: int, *, balanced: bool = False, group: Group 
     """
     ranks = ranks_of(group, "shard_sequence")
     _refusals.check_tensors({"x": x}, "a tensor")
-    dim, balanced = dimension(x, dim), truth("balanced", balanced)
+    dim, balanced = dimension(x, dim), boolean("balanced", balanced)
     unit = ranks.size * (2 if balanced else 1)
     if x.shape[dim] % unit != 0:
         got = f"{x.shape[dim]} rows along dimension {dim}"

@@ -41,7 +41,7 @@ from rapt._flash_attn_calls import (
     signature_of,
 )
 from rapt._flash_attn_module import install, uninstall
-from rapt._scalars import truth
+from rapt._scalars import boolean
 
 __version__ = "2.8.3+rapt"  # of the flash-attn whose functions these are
 __all__ = [
@@ -268,8 +268,8 @@ def _dense(
             raise ValueError(f"{names[1]}: got shape {list(k.shape)}; wanted {q.shape[0]} sequences, as {names[0]} has")
         check_modifiers(alibi_slopes, s_aux, q.shape[0], q.shape[2])
         _passed.add(signature)
-    truth("deterministic", deterministic)
-    return_attn_probs = truth("return_attn_probs", return_attn_probs)
+    boolean("deterministic", deterministic)
+    return_attn_probs = boolean("return_attn_probs", return_attn_probs)
     tensors = (q, k, v, alibi_slopes, s_aux, None, None, None, None, None)
     out, lse, seed = attend(tensors, *given, with_lse=return_attn_probs, name=names[0])
     if lse is None:
@@ -308,8 +308,8 @@ def _ragged(
         check_rows(q, k, v, names)
         check_modifiers(alibi_slopes, s_aux, cu_seqlens_q.shape[0] - 1, q.shape[1])
         _passed_ragged.add(signature)
-    truth("deterministic", deterministic)
-    return_attn_probs = truth("return_attn_probs", return_attn_probs)
+    boolean("deterministic", deterministic)
+    return_attn_probs = boolean("return_attn_probs", return_attn_probs)
     seqlens, seqlens_are = None, "seqused_k"
     if block_table is not None:
         check_without_gradients("pages have no gradients", q=q, k=k, v=v, alibi_slopes=alibi_slopes, s_aux=s_aux)

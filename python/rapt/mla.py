@@ -33,7 +33,7 @@ from rapt._autocast import without_autocast
 from rapt._fp8_rows import LATENT, ROTARY, check_fp8, is_fp8, keys_and_values
 from rapt._mla import Options, Sizes, attend, cheaper_form, product, seen_keys
 from rapt._flash_mla import flash_mla_sparse_fwd, flash_mla_with_kvcache, get_mla_metadata
-from rapt._scalars import Alignment, alignment, real, truth
+from rapt._scalars import Alignment, alignment, boolean, real
 
 __all__ = ["append_fp8_rows", "attention", "flash_mla_sparse_fwd", "flash_mla_with_kvcache", "get_mla_metadata"]
 
@@ -113,7 +113,7 @@ def attention(
             if x is not None:
                 raise ValueError(f"{name}: got one with indices; wanted None: lists say which keys there are")
     sizes = _sizes(named, block_table, seqlens, indices)
-    given, return_lse = _options(sizes, causal, align, scale), truth("return_lse", return_lse)
+    given, return_lse = _options(sizes, causal, align, scale), boolean("return_lse", return_lse)
     if form not in ("auto", "absorbed", "expanded"):
         raise ValueError(f'form: got {form!r}; wanted "auto", "absorbed" or "expanded"')
     if _refusals.needs_grad(*named.values()):
@@ -281,4 +281,4 @@ def _options(sizes: Sizes, causal: Any, align: Any, scale: Any) -> Options:
     factor = real("scale", scale)
     if factor is None:
         factor = (sizes.nope + sizes.rope) ** -0.5  # of either form: that of 576 columns would be another softmax
-    return Options(sizes.v, factor, truth("causal", causal), *alignment(align))
+    return Options(sizes.v, factor, boolean("causal", causal), *alignment(align))

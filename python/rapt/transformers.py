@@ -61,7 +61,7 @@ from rapt._codes import OnlyForRapt
 from rapt._model_cache import Cache
 from rapt._model_lazy import LazyTensor, materialized
 from rapt._model_rotary import fused
-from rapt._scalars import truth
+from rapt._scalars import boolean
 
 __all__ = ["Cache", "fused", "register"]
 
@@ -86,7 +86,7 @@ def register(name: str = "rapt", *, fuse: bool = True) -> None:
 
     Raises TypeError or ValueError, naming the argument, also for a name that somebody else has registered.
     """
-    fuse = truth("fuse", fuse)
+    fuse = boolean("fuse", fuse)
     if not isinstance(name, str):
         raise TypeError(f"name: got {name!r}; wanted a str")
     if name in ("", "eager") or (name in ALL_ATTENTION_FUNCTIONS and name not in _registered):

@@ -23,10 +23,10 @@ struct AppendArguments {
 void append_kv(const AppendArguments& a) {
   Arrays arrays;
   AppendKvArgs args;
-  args.k_new = arrays.take("k_new", a.k_new), args.v_new = arrays.take("v_new", a.v_new);
+  args.k_new = arrays.read("k_new", a.k_new), args.v_new = arrays.read("v_new", a.v_new);
   args.cache = cache_of(arrays, a.k, a.v, a.cache);
-  args.seqlens = arrays.take("cache_seqlens", a.cache_seqlens, {.elements = Elements::integers});
-  args.cu_seqlens = arrays.take("cu_seqlens", a.cu_seqlens, {.elements = Elements::integers});
+  args.seqlens = arrays.read("cache_seqlens", a.cache_seqlens, {.elements = Elements::integers});
+  args.cu_seqlens = arrays.read("cu_seqlens", a.cu_seqlens, {.elements = Elements::integers});
   if (!args.cu_seqlens) check_pages(args.cache.kind, args.cache.k, args.seqlens, args.k_new);
   const Context context = context_of(arrays, nb::none(), nb::none(), args.cache.k.device);
   {

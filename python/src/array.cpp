@@ -46,13 +46,13 @@ std::int64_t copy_sizes(nb::handle tuple, std::array<std::int64_t, kMaxDims>& to
   return n;
 }
 
-const char* wanted_types(const Reading& reading) {
-  if (reading.elements == Elements::boolean) return "bool (additive masks are a bias)";
-  if (reading.elements == Elements::integers) return "int32 or int64";
-  if (reading.elements == Elements::f32) return "float32";
-  if (reading.elements == Elements::floats) return "float32, bfloat16 or float16";
-  if (reading.elements == Elements::keys) return "float32, bfloat16, float16, int8, float8_e4m3fn or float8_e5m2";
-  return reading.bytes_of ? "uint8, as kv_dtype is given" : kTypes;
+const char* wanted_types(const ReadOptions& options) {
+  if (options.elements == Elements::boolean) return "bool (additive masks are a bias)";
+  if (options.elements == Elements::integers) return "int32 or int64";
+  if (options.elements == Elements::f32) return "float32";
+  if (options.elements == Elements::floats) return "float32, bfloat16 or float16";
+  if (options.elements == Elements::keys) return "float32, bfloat16, float16, int8, float8_e4m3fn or float8_e5m2";
+  return options.bytes_of ? "uint8, as kv_dtype is given" : kTypes;
 }
 
 bool takes(Elements elements, DType dtype) {
@@ -68,12 +68,13 @@ bool takes(Elements elements, DType dtype) {
 // What elements count as; those of no type that rapt has are no Element. `name` makes their type's name for the
 // message.
 template <class Name>
-DType dtype_as(const char* argument, const std::optional<Element>& element, const Name& name, const Reading& reading) {
-  if (element && element->dtype.has_value() != reading.bytes_of.has_value()) {
-    const DType dtype = reading.bytes_of ? *reading.bytes_of : *element->dtype;
-    if (takes(reading.elements, dtype)) return dtype;
+DType dtype_as(const char* argument, const std::optional<Element>& element, const Name& name,
+               const ReadOptions& options) {
+  if (element && element->dtype.has_value() != options.bytes_of.has_value()) {
+    const DType dtype = options.bytes_of ? *options.bytes_of : *element->dtype;
+    if (takes(options.elements, dtype)) return dtype;
   }
-  refuse_type(argument, "dtype " + name(), wanted_types(reading));
+  refuse_type(argument, "dtype " + name(), wanted_types(options));
 }
 
 std::optional<Element> element_of(const nb::dlpack::dtype& type) {
@@ -129,8 +130,8 @@ std::optional<Element> torch_element(nb::handle dtype) {
                     dtype);
 }
 
-// A view whose dtype is still to be said.
-struct Memory {
+// A view whose dtype is not set yet.
+struct UntypedView {
   MutableTensorView view;
   Element element;
 };
@@ -138,7 +139,7 @@ struct Memory {
 // Reads a tensor that is_plain() through PyTorch's table of C functions. Returns nothing for a tensor without memory of
 // its own (sparse, nested, batched by vmap, all zeros), on a device that rapt does not know, or with the negative bit
 // set; `resolved` skips the last check.
-std::optional<Memory> tensor_by_table(const Torch& torch, nb::handle tensor, bool resolved = false) {
+std::optional<UntypedView> tensor_by_table(const Torch& torch, nb::handle tensor, bool resolved = false) {
   if (torch.read == nullptr) return {};
   nb::dlpack::dltensor read;
   if (torch.read(tensor.ptr(), &read) != 0) {
@@ -152,7 +153,7 @@ std::optional<Memory> tensor_by_table(const Torch& torch, nb::handle tensor, boo
     return {};
   PyObject* self = tensor.ptr();
   if (!resolved && checked(PyObject_Vectorcall(torch.is_neg.ptr(), &self, 1, nullptr)).ptr() == Py_True) return {};
-  Memory memory{{}, *element};
+  UntypedView memory{{}, *element};
   memory.view.data = static_cast<std::byte*>(read.data) + read.byte_offset;
   if (cuda) memory.view.device = {DeviceType::cuda, read.device.device_id};
   memory.view.ndim = read.ndim;
@@ -182,7 +183,7 @@ const Numpy& numpy() {
 }
 
 // An array of exactly numpy.ndarray, by the buffer protocol. Its memory lives as long as it does, exported or not.
-std::optional<Memory> ndarray_at_once(nb::handle array, bool writable) {
+std::optional<UntypedView> ndarray_by_buffer(nb::handle array, bool writable) {
   static PyObject* const dtype = interned("dtype");
   const std::optional<Element> element = element_in(numpy().types, checked(PyObject_GetAttr(array.ptr(), dtype)));
   if (!element) return {};
@@ -191,7 +192,7 @@ std::optional<Memory> ndarray_at_once(nb::handle array, bool writable) {
     PyErr_Clear();
     return {};
   }
-  Memory memory{{}, *element};
+  UntypedView memory{{}, *element};
   memory.view.data = buffer.buf;
   memory.view.ndim = buffer.ndim;
   bool whole = buffer.ndim >= 1 && buffer.ndim <= kMaxDims;
@@ -206,7 +207,7 @@ std::optional<Memory> ndarray_at_once(nb::handle array, bool writable) {
 }
 
 // By its attributes, which know why not.
-MutableTensorView read_torch(const char* argument, nb::handle tensor, const Reading& reading) {
+MutableTensorView read_torch(const char* argument, nb::handle tensor, const ReadOptions& options) {
   static PyObject *const is_cpu = interned("is_cpu"), *const device = interned("device"),
                          *const dtype = interned("dtype"), *const shape = interned("shape"),
                          *const stride = interned("stride"), *const is_neg = interned("is_neg"),
@@ -225,7 +226,7 @@ MutableTensorView read_torch(const char* argument, nb::handle tensor, const Read
     }
     const nb::object type = get(dtype);
     view.dtype = dtype_as(
-        argument, torch_element(type), [&] { return text_of(type); }, reading);
+        argument, torch_element(type), [&] { return text_of(type); }, options);
     const std::int64_t rank = copy_sizes(get(shape), view.shape);
     check_rank(argument, rank);
     view.ndim = static_cast<int>(rank);
@@ -243,22 +244,23 @@ MutableTensorView read_torch(const char* argument, nb::handle tensor, const Read
 
 // NumPy has no bfloat16 and no 8-bit floats of its own, and neither its DLPack nor its buffers know those of ml_dtypes:
 // they pass as integers.
-struct Foreign {
+struct MlDtype {
   const char* name;
-  const char* passes_as;
+  const char* viewed_as;
   DType dtype;
 };
-constexpr std::array<Foreign, 3> kForeign{{{"bfloat16", "uint16", DType::bf16},
-                                           {"float8_e4m3fn", "uint8", DType::f8e4m3},
-                                           {"float8_e5m2", "uint8", DType::f8e5m2}}};
-const Foreign* foreign_type(nb::handle object) {
+constexpr std::array<MlDtype, 3> kMlDtypes{{{"bfloat16", "uint16", DType::bf16},
+                                            {"float8_e4m3fn", "uint8", DType::f8e4m3},
+                                            {"float8_e5m2", "uint8", DType::f8e5m2}}};
+const MlDtype* ml_dtype_of(nb::handle object) {
   const nb::object dtype = nb::getattr(object, "dtype", nb::none());
-  constexpr int kFirstForeign = 256;  // NPY_USERDEF
+  constexpr int kFirstUserType = 256;  // NPY_USERDEF
   int number = 0;
-  if (!nb::try_cast(nb::getattr(dtype, "num", nb::none()), number) || number < kFirstForeign) return nullptr;
+  if (!nb::try_cast(nb::getattr(dtype, "num", nb::none()), number) || number < kFirstUserType) return nullptr;
   const std::string name = text_of(dtype);
-  const auto* found = std::find_if(kForeign.begin(), kForeign.end(), [&](const Foreign& f) { return name == f.name; });
-  return found == kForeign.end() ? nullptr : found;
+  const auto* found =
+      std::find_if(kMlDtypes.begin(), kMlDtypes.end(), [&](const MlDtype& f) { return name == f.name; });
+  return found == kMlDtypes.end() ? nullptr : found;
 }
 
 // What an object that cannot be read is: "numpy.ndarray of >f4".
@@ -325,59 +327,60 @@ bool is_ndarray(nb::handle object) {
 
 std::optional<MutableTensorView> view_by_table(const Torch& torch, nb::handle tensor, bool resolved) {
   if (!torch.is_plain(tensor)) return {};
-  std::optional<Memory> memory = tensor_by_table(torch, tensor, resolved);
+  std::optional<UntypedView> memory = tensor_by_table(torch, tensor, resolved);
   if (!memory || !memory->element.dtype) return {};
   memory->view.dtype = *memory->element.dtype;
   return memory->view;
 }
 
 MutableTensorView new_view(const Torch& torch, nb::handle tensor) {
-  const std::optional<Memory> memory = torch.is_plain(tensor) ? tensor_by_table(torch, tensor, true) : std::nullopt;
+  const std::optional<UntypedView> memory =
+      torch.is_plain(tensor) ? tensor_by_table(torch, tensor, true) : std::nullopt;
   if (!memory || !memory->element.dtype) return array("out", tensor).view;
   MutableTensorView view = memory->view;
   view.dtype = *memory->element.dtype;
   return view;
 }
 
-Array array(const char* argument, nb::handle object, const Reading& reading) {
+Array array(const char* argument, nb::handle object, const ReadOptions& options) {
   Array result;
-  if (object.is_none() && !reading.shaped) return result;
+  if (object.is_none() && !options.shaped) return result;
   const Torch* torch = loaded_torch();
   const bool plain = torch != nullptr && torch->is_plain(object);
-  std::optional<Memory> memory;
+  std::optional<UntypedView> memory;
   if (plain) memory = tensor_by_table(*torch, object);
-  else if (is_ndarray(object)) memory = ndarray_at_once(object, reading.writable);
+  else if (is_ndarray(object)) memory = ndarray_by_buffer(object, options.writable);
   if (memory) {
     result.view = memory->view;
     result.view.dtype = dtype_as(
-        argument, memory->element, [&] { return text_of(object.attr("dtype")); }, reading);
+        argument, memory->element, [&] { return text_of(object.attr("dtype")); }, options);
     result.is_tensor = plain;
     return result;
   }
-  if (reading.shaped) check_shape(argument, object);
+  if (options.shaped) check_shape(argument, object);
   if (plain || (torch != nullptr && nb::isinstance(object, torch->tensor))) {
-    result.view = read_torch(argument, object, reading);
+    result.view = read_torch(argument, object, options);
     result.is_tensor = true;
     return result;
   }
   if (is_masked(object)) refuse_type(argument, "a masked array", "a plain one, and `mask` for what is attended");
-  const Foreign* foreign = foreign_type(object);
-  const nb::object readable = foreign != nullptr ? object.attr("view")(foreign->passes_as) : nb::borrow(object);
+  const MlDtype* ml_dtype = ml_dtype_of(object);
+  const nb::object readable = ml_dtype != nullptr ? object.attr("view")(ml_dtype->viewed_as) : nb::borrow(object);
   nb::ndarray<> writes;
   if (!nb::try_cast(readable, result.owner)) refuse_type(argument, object_text(object), kArray);
-  if (reading.writable && !nb::try_cast(readable, writes))
+  if (options.writable && !nb::try_cast(readable, writes))
     refuse_value(argument, "a read-only array", "one that can be written");
   const nb::ndarray<nb::ro>& from = result.owner;
   if (from.device_type() != nb::device::cpu::value) refuse_device(argument, object, from);
-  if (reading.writable && !says_writable(readable))
+  if (options.writable && !says_writable(readable))
     refuse_value(argument, type_text(object) + ", which does not say whether it can be written",
                  "a NumPy array, a PyTorch tensor or an array of DLPack 1.0");
   check_rank(argument, static_cast<std::int64_t>(from.ndim()));
-  const std::optional<Element> element = foreign != nullptr ? Element{foreign->dtype} : element_of(from.dtype());
+  const std::optional<Element> element = ml_dtype != nullptr ? Element{ml_dtype->dtype} : element_of(from.dtype());
   MutableTensorView& view = result.view;
   view.data = const_cast<void*>(from.data());
   view.dtype = dtype_as(
-      argument, element, [&] { return dtype_text(object, from.dtype()); }, reading);
+      argument, element, [&] { return dtype_text(object, from.dtype()); }, options);
   view.ndim = static_cast<int>(from.ndim());
   for (std::size_t i = 0; i < from.ndim(); ++i) {
     view.shape[i] = static_cast<std::int64_t>(from.shape(i));
@@ -386,14 +389,14 @@ Array array(const char* argument, nb::handle object, const Reading& reading) {
   return result;
 }
 
-MutableTensorView Arrays::take(const char* name, nb::handle object, const Reading& reading) {
-  Array read = array(name, object, reading);
+MutableTensorView Arrays::read(const char* name, nb::handle object, const ReadOptions& options) {
+  Array read = array(name, object, options);
   if (read.owner.is_valid()) owners_.push_back(std::move(read.owner));
   if (read.is_tensor) {
-    if (!has_tensors_) recorded_ = is_grad_enabled();
+    if (!has_tensors_) grad_enabled_ = is_grad_enabled();
     has_tensors_ = true;
-    refuse_grad(name, object, recorded_);
-    if (reading.writable) written_.push_back(object);
+    refuse_grad(name, object, grad_enabled_);
+    if (options.writable) written_.push_back(object);
   }
   return read.view;
 }

@@ -30,7 +30,7 @@ struct Array {
 enum class Elements { any, boolean, integers, f32, floats, keys };
 
 /// How an array may be read. Where `bytes_of` is given, the array's elements are uint8, the bytes of this type.
-struct Reading {
+struct ReadOptions {
   bool writable = false;
   std::optional<DType> bytes_of = {};
   Elements elements = Elements::any;
@@ -40,8 +40,8 @@ struct Reading {
 /// The memory of a NumPy array, a PyTorch tensor or anything that speaks DLPack; None gives no tensor. Refuses
 /// (TypeError, ValueError naming `argument`) what is no array, lies elsewhere than in the CPU's memory (PyTorch's
 /// tensors: or in a GPU's that this build knows), has 0 or more than 4 dimensions or elements rapt has no type for or
-/// `reading` does not take, and, if asked, what is read-only.
-Array array(const char* argument, nb::handle object, const Reading& reading = {});
+/// `options` does not take, and, if asked, what is read-only.
+Array array(const char* argument, nb::handle object, const ReadOptions& options = {});
 
 /// Whether it is a numpy.ndarray, and of no class derived from that.
 bool is_ndarray(nb::handle object);
@@ -55,14 +55,14 @@ MutableTensorView new_view(const Torch& torch, nb::handle tensor);
 /// The arrays of one call, read and kept. Refuses tensors that require grad.
 class Arrays {
  public:
-  MutableTensorView take(const char* name, nb::handle object, const Reading& reading = {});
+  MutableTensorView read(const char* name, nb::handle object, const ReadOptions& options = {});
   bool has_tensors() const { return has_tensors_; }  ///< whether one was PyTorch's
   void mark_written() const;                         ///< tells autograd of those that were taken to be written
 
  private:
   std::vector<nb::ndarray<nb::ro>> owners_;
   std::vector<nb::handle> written_;
-  bool has_tensors_ = false, recorded_ = false;  // recorded_: whether PyTorch records gradients
+  bool has_tensors_ = false, grad_enabled_ = false;
 };
 
 }  // namespace rapt::python

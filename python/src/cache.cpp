@@ -41,19 +41,19 @@ std::optional<DType> bytes_of(nb::handle object) {
 KvCache cache_of(Arrays& arrays, nb::handle k, nb::handle v, const CacheArguments& arguments, bool writable) {
   const std::optional<DType> bytes = bytes_of(arguments.kv_dtype);
   KvCache cache;
-  cache.k = arrays.take("k", k, {.writable = writable, .bytes_of = bytes});
-  cache.v = arrays.take("v", v, {.writable = writable, .bytes_of = bytes, .shaped = !writable});
+  cache.k = arrays.read("k", k, {.writable = writable, .bytes_of = bytes});
+  cache.v = arrays.read("v", v, {.writable = writable, .bytes_of = bytes, .shaped = !writable});
   // Those that broadcast are inputs of append_kv too.
   const auto coding = [&](const char* name, nb::handle array, const MutableTensorView& rows) {
-    const MutableTensorView t = arrays.take(name, array, {.elements = Elements::f32});
+    const MutableTensorView t = arrays.read(name, array, {.elements = Elements::f32});
     const bool written = writable && t && t.shape[0] == rows.shape[0] && t.shape[2] == rows.shape[2];
-    return written ? arrays.take(name, array, {.writable = true, .elements = Elements::f32}) : t;
+    return written ? arrays.read(name, array, {.writable = true, .elements = Elements::f32}) : t;
   };
   cache.k_scale = coding("k_scale", arguments.k_scale, cache.k);
   cache.v_scale = coding("v_scale", arguments.v_scale, cache.v);
   cache.k_zero = coding("k_zero", arguments.k_zero, cache.k);
   cache.v_zero = coding("v_zero", arguments.v_zero, cache.v);
-  cache.k_tail = arrays.take("k_tail", arguments.k_tail, {.writable = writable, .elements = Elements::floats});
+  cache.k_tail = arrays.read("k_tail", arguments.k_tail, {.writable = writable, .elements = Elements::floats});
   arguments.layout.give(arrays, cache);
   return cache;
 }

@@ -126,10 +126,10 @@ struct ScoreReader {
   void operator()(const char*, nb::handle object, std::optional<Window>& member) const { member = window_of(object); }
   void operator()(const char*, nb::handle object, std::optional<Align>& member) const { member = align_of(object); }
   void operator()(const char* name, nb::handle object, TensorView& member) const {
-    member = arrays.take(name, object, {.elements = Elements::floats});
+    member = arrays.read(name, object, {.elements = Elements::floats});
   }
   void operator()(const char* name, nb::handle object, TensorView& member, DType) const {
-    member = arrays.take(name, object, {.elements = Elements::boolean});
+    member = arrays.read(name, object, {.elements = Elements::boolean});
   }
 };
 
@@ -172,10 +172,10 @@ auto as_given(const AttentionArguments& given, const Work& work) {
 // All that a call reads.
 AttentionArgs inputs_of(Arrays& arrays, const AttentionArguments& a) {
   AttentionArgs args;
-  args.q = arrays.take("q", a.q, {.shaped = true});
-  args.q_scale = arrays.take("q_scale", a.q_scale, {.elements = Elements::f32});
+  args.q = arrays.read("q", a.q, {.shaped = true});
+  args.q_scale = arrays.read("q_scale", a.q_scale, {.elements = Elements::f32});
   args.kv = keys_of(arrays, a.k, a.v, a.keys);
-  args.cu_seqlens_q = arrays.take("cu_seqlens_q", a.cu_seqlens_q, {.elements = Elements::integers});
+  args.cu_seqlens_q = arrays.read("cu_seqlens_q", a.cu_seqlens_q, {.elements = Elements::integers});
   if (!args.cu_seqlens_q) check_pages(args.kv.kind, args.kv.k, args.kv.seqlens, args.q);
   args.score = score_of(arrays, a);
   return args;
@@ -198,7 +198,7 @@ class Call {
       out_ = empty_like(a.q, args_.q, shape, args_.q.dtype == DType::f8e4m3 ? DType::bf16 : args_.q.dtype, args_.out);
     } else {
       out_ = nb::borrow(a.out);
-      args_.out = arrays_.take("out", a.out, {.writable = true});
+      args_.out = arrays_.read("out", a.out, {.writable = true});
     }
     context_ = context_of(arrays_, a.threads, a.isa, args_.q.device, a.kernel);
   }
@@ -263,17 +263,17 @@ void attention_backward(const AttentionArguments& forward, const GradientArgumen
   const AttentionArgs inputs = inputs_of(arrays, forward);
   AttentionBackwardArgs args;
   args.q = inputs.q, args.kv = inputs.kv, args.score = inputs.score, args.cu_seqlens_q = inputs.cu_seqlens_q;
-  args.out = arrays.take("out", forward.out, {.elements = Elements::floats});
-  args.lse = arrays.take("lse", a.lse, {.elements = Elements::f32});
-  args.dout = arrays.take("dout", a.dout, {.elements = Elements::floats});
-  args.dlse = arrays.take("dlse", a.dlse, {.elements = Elements::f32});
+  args.out = arrays.read("out", forward.out, {.elements = Elements::floats});
+  args.lse = arrays.read("lse", a.lse, {.elements = Elements::f32});
+  args.dout = arrays.read("dout", a.dout, {.elements = Elements::floats});
+  args.dlse = arrays.read("dlse", a.dlse, {.elements = Elements::f32});
   for (const auto& [name, array, to] : {std::tuple{"dq", a.dq, &args.dq},
                                         {"dk", a.dk, &args.dk},
                                         {"dv", a.dv, &args.dv},
                                         {"dbias", a.dbias, &args.dbias},
                                         {"dsinks", a.dsinks, &args.dsinks},
                                         {"dalibi", a.dalibi, &args.dalibi}})
-    *to = arrays.take(name, array, {.writable = true});
+    *to = arrays.read(name, array, {.writable = true});
   const Context context = context_of(arrays, forward.threads, forward.isa, args.q.device);
   as_given(forward, [&] { run_unlocked(args, context); });
   arrays.mark_written();

@@ -74,7 +74,7 @@ class Call {
   explicit Call(const DeltaRuleInputs& a)
       : threads_(a.threads), isa_(a.isa), state_v_first_(truth("state_v_first", a.state_v_first)) {
     const auto rows = [&](const char* name, nb::handle array) {
-      return arrays_.take(name, array, {.elements = Elements::floats, .shaped = true});
+      return arrays_.read(name, array, {.elements = Elements::floats, .shaped = true});
     };
     args.q = rows("q", a.q), args.k = rows("k", a.k), args.v = rows("v", a.v);
     args.g = floats("g", a.g), args.beta = floats("beta", a.beta);
@@ -97,13 +97,13 @@ class Call {
   }
 
   MutableTensorView floats(const char* name, nb::handle array, bool writable = false) {
-    return arrays_.take(name, array, {.writable = writable, .elements = Elements::floats});
+    return arrays_.read(name, array, {.writable = writable, .elements = Elements::floats});
   }
   MutableTensorView f32(const char* name, nb::handle array, bool writable = false) {
-    return arrays_.take(name, array, {.writable = writable, .elements = Elements::f32});
+    return arrays_.read(name, array, {.writable = writable, .elements = Elements::f32});
   }
   MutableTensorView integers(const char* name, nb::handle array) {
-    return arrays_.take(name, array, {.elements = Elements::integers});
+    return arrays_.read(name, array, {.elements = Elements::integers});
   }
   // Of each token.
   MutableTensorView rows(const char* name, nb::handle array, bool writable) {

@@ -36,20 +36,20 @@ void index_scores(const IndexInputs& a, nb::handle scores, nb::handle indices) {
       {{"weights", "w"}, {"scores", "out"}, {"indices", "out"}}};
   Arrays arrays;
   const auto integers = [&](const char* name, nb::handle array) {
-    return arrays.take(name, array, {.elements = Elements::integers});
+    return arrays.read(name, array, {.elements = Elements::integers});
   };
   IndexScoresArgs args;
-  args.q = arrays.take("q", a.q, {.elements = Elements::floats, .shaped = true});
-  args.k = arrays.take("k", a.k, {.elements = Elements::keys, .shaped = true});
-  args.weights = arrays.take("w", a.w, {.elements = Elements::f32, .shaped = true});
-  args.k_scale = arrays.take("k_scale", a.k_scale, {.elements = Elements::f32});
+  args.q = arrays.read("q", a.q, {.elements = Elements::floats, .shaped = true});
+  args.k = arrays.read("k", a.k, {.elements = Elements::keys, .shaped = true});
+  args.weights = arrays.read("w", a.w, {.elements = Elements::f32, .shaped = true});
+  args.k_scale = arrays.read("k_scale", a.k_scale, {.elements = Elements::f32});
   args.seqlens = integers("seqlens", a.seqlens), args.block_table = integers("block_table", a.block_table);
   args.key_begin = integers("key_begin", a.key_begin), args.key_end = integers("key_end", a.key_end);
   args.align = align_of(a.align);
   args.relu = truth("relu", a.relu), args.causal = truth("causal", a.causal);
   args.scale = real("scale", a.scale);
-  args.scores = arrays.take("out", scores, {.writable = true, .elements = Elements::f32});
-  args.indices = arrays.take("out", indices, {.writable = true, .elements = Elements::integers});
+  args.scores = arrays.read("out", scores, {.writable = true, .elements = Elements::f32});
+  args.indices = arrays.read("out", indices, {.writable = true, .elements = Elements::integers});
   const Context context = context_of(arrays, a.threads, a.isa, args.q.device);
   run(arrays, context, kNames, [&](const Context& on) { rapt::index_scores(args, on); });
 }
@@ -59,8 +59,8 @@ void select_topk(nb::handle scores, nb::handle out, nb::handle threads, nb::hand
   constexpr std::array<std::pair<std::string_view, std::string_view>, 1> kNames{{{"indices", "out"}}};
   Arrays arrays;
   const SelectTopkArgs args{
-      arrays.take("scores", scores, {.elements = Elements::f32, .shaped = true}),
-      arrays.take("out", out, {.writable = true, .elements = Elements::integers, .shaped = true})};
+      arrays.read("scores", scores, {.elements = Elements::f32, .shaped = true}),
+      arrays.read("out", out, {.writable = true, .elements = Elements::integers, .shaped = true})};
   const Context context = context_of(arrays, threads, isa, args.scores.device);
   run(arrays, context, kNames, [&](const Context& on) { rapt::select_topk(args, on); });
 }

@@ -16,7 +16,7 @@ struct CacheLayout {
   static constexpr std::array kNames{"block_table", "ring"};
 
   void give(Arrays& arrays, KvCache& cache) const {
-    cache.block_table = arrays.take("block_table", block_table, {.elements = Elements::integers});
+    cache.block_table = arrays.read("block_table", block_table, {.elements = Elements::integers});
     const bool is_ring = truth("ring", ring);
     if (is_ring && cache.block_table) refuse_value("ring", "True with a block_table", "one of them");
     cache.kind = is_ring ? KvSource::Kind::ring : cache.block_table ? KvSource::Kind::paged : KvSource::Kind::strided;
@@ -30,7 +30,7 @@ struct KeyLayout {
   /// Keys in this cache. Refuses two kinds of keys.
   KvSource source(Arrays& arrays, const KvCache& cache) const {
     const auto integers = [&](const char* name, nb::handle array) {
-      return arrays.take(name, array, {.elements = Elements::integers});
+      return arrays.read(name, array, {.elements = Elements::integers});
     };
     const TensorView cu_seqlens = integers("cu_seqlens_k", cu_seqlens_k),
                      seqlens = integers("cache_seqlens", cache_seqlens);

@@ -16,13 +16,13 @@ void merge_states(const nb::sequence& outs, const nb::sequence& lses, nb::handle
     std::vector<TensorView> read;
     for (const nb::handle item : sequence) {
       const std::string argument = std::string(name) + "[" + std::to_string(read.size()) + "]";
-      read.push_back(arrays.take(argument.c_str(), item, {.elements = elements}));
+      read.push_back(arrays.read(argument.c_str(), item, {.elements = elements}));
     }
     return read;
   };
   const std::vector<TensorView> from = views("outs", outs, Elements::any), with = views("lses", lses, Elements::f32);
-  const MutableTensorView to = arrays.take("out", out, {.writable = true});
-  const MutableTensorView total = arrays.take("lse", lse, {.writable = true});
+  const MutableTensorView to = arrays.read("out", out, {.writable = true});
+  const MutableTensorView total = arrays.read("lse", lse, {.writable = true});
   const Context context = context_of(arrays, nb::none(), nb::none(), to.device);
   {
     const nb::gil_scoped_release unlocked;

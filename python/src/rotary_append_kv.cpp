@@ -20,21 +20,21 @@ struct RotaryArguments {
 void rotary_append_kv(const RotaryArguments& a) {
   Arrays arrays;
   RotaryAppendKvArgs args;
-  const Reading floats{.elements = Elements::floats}, integers{.elements = Elements::integers};
-  args.append.k_new = arrays.take("k_new", a.k_new, floats), args.append.v_new = arrays.take("v_new", a.v_new, floats);
+  const ReadOptions floats{.elements = Elements::floats}, integers{.elements = Elements::integers};
+  args.append.k_new = arrays.read("k_new", a.k_new, floats), args.append.v_new = arrays.read("v_new", a.v_new, floats);
   if (a.k.is_none() && !a.cache.kv_dtype.is_none())
     refuse_value("kv_dtype", shown(a.cache.kv_dtype), "None without a cache");
   args.append.cache = cache_of(arrays, a.k, a.v, a.cache);
-  args.append.seqlens = arrays.take("cache_seqlens", a.cache_seqlens, integers);
-  args.append.cu_seqlens = arrays.take("cu_seqlens", a.cu_seqlens, integers);
+  args.append.seqlens = arrays.read("cache_seqlens", a.cache_seqlens, integers);
+  args.append.cu_seqlens = arrays.read("cu_seqlens", a.cu_seqlens, integers);
   if (!args.append.cu_seqlens)
     check_pages(args.append.cache.kind, args.append.cache.k, args.append.seqlens, args.append.k_new);
-  args.q = arrays.take("q", a.q, floats);
-  args.q_out = arrays.take("q_out", a.q_out, {.writable = true, .elements = Elements::floats});
-  args.k_out = arrays.take("k_out", a.k_out, {.writable = true, .elements = Elements::floats});
-  args.cos = arrays.take("cos", a.cos, floats), args.sin = arrays.take("sin", a.sin, floats);
-  args.positions = arrays.take("positions", a.positions, integers);
-  args.q_norm = arrays.take("q_norm", a.q_norm, floats), args.k_norm = arrays.take("k_norm", a.k_norm, floats);
+  args.q = arrays.read("q", a.q, floats);
+  args.q_out = arrays.read("q_out", a.q_out, {.writable = true, .elements = Elements::floats});
+  args.k_out = arrays.read("k_out", a.k_out, {.writable = true, .elements = Elements::floats});
+  args.cos = arrays.read("cos", a.cos, floats), args.sin = arrays.read("sin", a.sin, floats);
+  args.positions = arrays.read("positions", a.positions, integers);
+  args.q_norm = arrays.read("q_norm", a.q_norm, floats), args.k_norm = arrays.read("k_norm", a.k_norm, floats);
   const std::optional<float> norm_eps = real("norm_eps", a.norm_eps);
   if (!norm_eps) refuse_type("norm_eps", "None", "a number");
   args.norm_eps = *norm_eps;

@@ -12,7 +12,7 @@ import rapt.transformers  # noqa: E402
 import test_mla_models  # noqa: E402
 from rapt import _model_fork  # noqa: E402
 from rapt._model_cache_fork import ForkedLayer  # noqa: E402
-from rapt._model_fork import Shared  # noqa: E402
+from rapt._model_fork import SharedRows  # noqa: E402
 from test_delta_rule_models import linear_model  # noqa: E402
 from test_transformers import CONFIGS, models, prompt  # noqa: E402
 
@@ -113,7 +113,7 @@ def test_random_calls_do_what_copies_do(kv_dtype):
         return int(torch.randint(n, (), generator=draw))
 
     def whole(rows):
-        if isinstance(rows, rapt._model_fork.Shared):
+        if isinstance(rows, rapt._model_fork.SharedRows):
             parts = [part.repeat_interleave(rows.batch // part.shape[0], 0) for part in rows.parts]
             return torch.cat([torch.cat([x.float() for x in rapt._codes.parts_of(part)], -1) for part in parts], 2)
         return torch.cat([x.float() for x in rapt._codes.parts_of(rows)], -1)
@@ -191,7 +191,7 @@ def test_a_sink_for_each_row():
     q, k, v = torch.randn(3, 4, 2, 8), torch.randn(3, 2, 9, 8), torch.randn(3, 2, 9, 8)
     k[:, :, :5], v[:, :, :5] = k[:1, :, :5], v[:1, :, :5]
     sinks = torch.randn(3, 4, 2, 1)
-    parts = [Shared(3, (x[:1, :, :5], x[:, :, 5:])) for x in (k, v)]
+    parts = [SharedRows(3, (x[:1, :, :5], x[:, :, 5:])) for x in (k, v)]
     options = (None, None, sinks, True, -1, None, 0.3, 0.0)
     torch.testing.assert_close(_model_fork.forward(q, *parts, *options), _model_fork.forward(q, k, v, *options))
 
