@@ -16,7 +16,7 @@ constexpr int kCalls = 3;
 constexpr std::size_t kManyTasks = 30000;  // of one call: it is the only one then
 
 /// A task and the thread that did it. Its problem may be gone.
-struct Done {
+struct FinishedTask {
   Task task;
   std::thread::id thread;
 };
@@ -47,7 +47,7 @@ Json arguments_of(const Task& task, const Problem& problem) {
 void Trace::add(const Problem& problem, const std::string& entry, int threads,
                 const std::function<void(const Context&)>& call) {
   std::mutex mutex;
-  std::vector<Done> tasks;
+  std::vector<FinishedTask> tasks;
   const Context context = make_context(threads, entry, [&](const Task& task) {
     const std::lock_guard lock(mutex);
     tasks.push_back({task, std::this_thread::get_id()});

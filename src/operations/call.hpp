@@ -38,7 +38,7 @@ struct Call {
 #define RAPT_OPERATION(name, Name, NAME) void check(const Name##Problem& problem);
 #include "rapt/operations.def"
 
-// What a kernel's facts must cover, for dispatch. An operation whose rows have one size says it twice.
+// What a kernel's facts must cover, for dispatch. d = dv where an operation's rows have one size.
 struct Needs {
   DTypeSet types;
   std::int64_t d, dv;
@@ -46,16 +46,16 @@ struct Needs {
 #define RAPT_OPERATION(name, Name, NAME) Needs needs_of(const Name##Problem& problem);
 #include "rapt/operations.def"
 
-// Of attention's parameters, what the problem says.
+// Fills the sizes in attention's parameters from the problem.
 void fill_sizes(const AttentionProblem& problem, AttentionParams& params);
 
-// Of attention and its gradients, what the forward is; else null.
+// The forward's problem, of attention and of its gradients; null for other operations.
 const AttentionProblem* attention_of(const Problem& problem);
 
 DeviceType device_of(const Problem& problem);
 
-// Whether a plan of the one runs calls of the other: whatever no plan depends on may differ, as a problem written by
-// hand may spell it in several ways. Plans for scales of any rows run calls with scales of whole heads.
+// Whether a plan made for `plan` runs `call`. Only what plans depend on is compared: a problem written by hand can
+// spell the rest in several ways. Plans for scales of any rows run calls with scales of whole heads.
 bool is_planned(const Problem& call, const Problem& plan);
 
 // Problems no larger than `largest` that entries may be chosen for; of each entry one is among them.

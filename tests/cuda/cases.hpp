@@ -84,7 +84,7 @@ inline void check_each(std::span<const char* const> problems, const Choice& choi
       problems, [](Case& c, const std::vector<std::string>& names) { check_on(names, c); }, choice);
 }
 
-/// Whether the entry is there, selected and usable; says its name where it is only not usable.
+/// Whether the entry exists, is selected and usable. Warns about one that is selected but not usable.
 inline bool is_usable(const std::string& entry) {
   for (const EntryInfo& info : entries()) {
     if (info.name != entry || !selected(entry)) continue;
@@ -94,7 +94,7 @@ inline bool is_usable(const std::string& entry) {
   return false;
 }
 
-/// Every way to keep queries and keys, and every kernel.
+/// Every kind of queries and keys; together they run every kernel.
 inline constexpr const char* kEveryWay[] = {
     "attention b=2 hq=4 hk=2 sq=150 sk=300 d=64 causal align=bottom_right lse",
     "attention b=3 hq=4 hk=1 sq=90 sk=120 d=40 ragged_q=200 ragged_k=250 lse",
@@ -110,7 +110,7 @@ inline constexpr const char* kEveryWay[] = {
     "align=bottom_right lse",
     "attention q=f8e4m3 kv=f8e4m3 b=2 hq=6 hk=2 sq=3 sk=1200 d=128 page=16 seqlens groups=1 head_scales q_scale lse"};
 
-/// The same numbers, each row so many elements behind the one before.
+/// The same elements, with a stride of `row` elements from row to row.
 inline Tensor with_rows_apart(const Tensor& t, std::int64_t row) {
   const auto& shape = t.layout().shape;
   Tensor apart(t.dtype(), Layout(std::vector<std::int64_t>(shape.begin(), shape.begin() + 4),

@@ -12,8 +12,8 @@
 
 namespace rapt::testing {
 
-/// Tensors in the memory of GPU 0, every one between guard bands and aligned as on the host; one that lies in another's
-/// memory does there, too. What CUDA refuses throws std::runtime_error. Of builds with CUDA.
+/// Tensors in the memory of GPU 0, each between guard bands and aligned as on the host. Tensors that share memory on
+/// the host share it on the GPU. Needs a build with CUDA. Throws std::runtime_error for CUDA's errors.
 class DeviceTensors {
  public:
   DeviceTensors();

@@ -25,14 +25,15 @@ void fill_positions(const ScoreSpec& score, P& p, ScoreParams& params) {
   params.bottom_right = p.align == P::Align::bottom_right;
 }
 
-// check() has the case of equal lengths for all. On a device they may differ for all we know.
-void check_align(const P& p, const AttentionParams& f) {
+// Refuses a call without align where a sequence has more or fewer rows than keys. check() does so where all sequences
+// have one length. Lengths on a device are not read, so such a call needs align.
+void check_align(const P& p, const AttentionParams& params) {
   if (!has_lengths(p) || !needs_align(p)) return;
   if (p.device != DeviceType::cpu)
     throw Error("score.align", "none, with lengths on a device",
                 "top_left, bottom_right or an offset for causal, window and alibi");
   for (int64_t i = 0; i < p.b; ++i)
-    if (const Sequence q = sequence_of(f, f, i); q.len_q != q.len_k)
+    if (const Sequence q = sequence_of(params, params, i); q.len_q != q.len_k)
       refuse_align("score.align", q.len_q, q.len_k, " in sequence " + std::to_string(i));
 }
 
@@ -46,13 +47,13 @@ void fill_scale(const ScoreSpec& score, P& p, ScoreParams& params) {
 
 }  // namespace
 
-void fill_score(const ScoreSpec& score, P& p, AttentionParams& f) {
-  f.score.modifier_rows = f.score.modifier_keys = kNoLimit;
-  Modifiers::for_each([&]<class M>(M) { M::fill(score, p, f.score); });
-  fill_positions(score, p, f.score);
+void fill_score(const ScoreSpec& score, P& p, AttentionParams& params) {
+  params.score.modifier_rows = params.score.modifier_keys = kNoLimit;
+  Modifiers::for_each([&]<class M>(M) { M::fill(score, p, params.score); });
+  fill_positions(score, p, params.score);
   check_kind(p);  // before lengths are asked for, which keys without positions have none of
-  check_align(p, f);
-  fill_scale(score, p, f.score);
+  check_align(p, params);
+  fill_scale(score, p, params.score);
 }
 
 }  // namespace rapt

@@ -102,23 +102,23 @@ struct GatheredBackwardWorkers {
     const int64_t keys = sort_list(item.b, list);
     if (keys > plan.keys_per_step)
       item.dq_sums = reinterpret_cast<float*>(worker_scratch + plan.kernel_bytes + plan.list_bytes);
-    int64_t free = 0;  // this work item may add to so many ranges
+    int64_t allowed_ranges = 0;  // the first ranges, to which this work item may add
     do {
       item.key_end = item.key_begin + plan.keys_per_step;
       kernel.begin(sorted, item, worker_scratch);
       for (int64_t row = 0; row < p.group; row += plan.chunk_rows) kernel.add_rows(sorted, item, row, worker_scratch);
       const int64_t last = std::min(item.key_end, keys);
       if (pool && last > item.key_begin) {
-        free = wait_for_ranges(number, head, token, free, ranges.of(list[last - 1]) + 1);
+        allowed_ranges = wait_for_ranges(number, head, token, allowed_ranges, ranges.of(list[last - 1]) + 1);
         kernel.end(sorted, item, worker_scratch);
         // Advances only to the ranges it has waited for: between this step's last range and the next step's first one,
         // earlier tokens may still be adding.
-        if (last < keys) advance(progress[number], std::min(ranges.of(list[last]), free));
+        if (last < keys) advance(progress[number], std::min(ranges.of(list[last]), allowed_ranges));
       }
       item.key_begin = item.key_end;
     } while (item.key_begin < keys);
     if (!pool) return;
-    wait_for_ranges(number, head, token, free, ranges.count);
+    wait_for_ranges(number, head, token, allowed_ranges, ranges.count);
     advance(progress[number], ranges.count);
   }
 
