@@ -19,34 +19,34 @@ from rapt._scalars import boolean
 _NAMES = ("q", "k", "v", "g", "beta", "a_log", "dt_bias")
 
 
-class Place(NamedTuple):
+class RankTokens(NamedTuple):
     """Where a rank's tokens lie."""
 
     continues: bool  # the first sequence has begun on a rank before this one
     offsets: Tensor | None  # cu_seqlens of this rank's tokens; None: a batch of parts of sequences
 
 
-def call(ranks: Ranks, given: dict[str, Any], place: Place | None = None) -> Any:
-    """rapt.distributed.delta_rule. `given` has its arguments. `place` is where this rank's tokens lie, of callers that
+def call(ranks: Ranks, given: dict[str, Any], rank_tokens: RankTokens | None = None) -> Any:
+    """rapt.distributed.delta_rule. `given` has its arguments. `rank_tokens` is where this rank's tokens lie, of callers that
     know it; cu_seqlens is then None."""
     made, error, x = None, None, None
     try:
         x, made = _checked(given)
-        if place is not None and (x.q.shape[0] != 1 or place.offsets is None or int(place.offsets[-1]) != x.q.shape[1]):
+        if rank_tokens is not None and (x.q.shape[0] != 1 or rank_tokens.offsets is None or int(rank_tokens.offsets[-1]) != x.q.shape[1]):
             wanted = f"offsets up to this rank's {x.q.shape[1]} tokens, for a batch of 1"
-            raise ValueError(f"cu_seqlens: got {place.offsets} in the context; wanted {wanted}")
+            raise ValueError(f"cu_seqlens: got {rank_tokens.offsets} in the context; wanted {wanted}")
     except Exception as refused:  # of any kind, or the other ranks would wait
         error = refused
     lengths = agree(ranks, made, error, 0 if x is None else x.q.shape[1])
     assert x is not None
     if given["cu_seqlens"] is not None:
-        place = _place(given["cu_seqlens"], lengths, ranks.rank)
-    elif place is None:
-        place = Place(ranks.rank > 0, None)
+        rank_tokens = _rank_tokens(given["cu_seqlens"], lengths, ranks.rank)
+    elif rank_tokens is None:
+        rank_tokens = RankTokens(ranks.rank > 0, None)
     state, v_first, return_state = (given[name] for name in ("initial_state", "state_v_first", "return_state"))
     state = state.mT if state is not None and v_first else state
     apply: Any = _DeltaRule.apply
-    out, final = apply(*x[:7], state, x.options, ranks, place, return_state)
+    out, final = apply(*x[:7], state, x.options, ranks, rank_tokens, return_state)
     if not return_state:
         return out
     return out, final.mT.contiguous() if v_first else final
@@ -55,12 +55,12 @@ def call(ranks: Ranks, given: dict[str, Any], place: Place | None = None) -> Any
 class _DeltaRule(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *given: Any) -> tuple[Tensor, Tensor | None]:
-        *tensors, initial, options, ranks, place, return_state = given
+        *tensors, initial, options, ranks, rank_tokens, return_state = given
         x = Inputs._make((*tensors, options))
-        head = _continued(x, place)
+        head = _continued(x, rank_tokens)
         out = x.q.new_empty((*x.q.shape[:2], max(x.q.shape[2], x.heads), x.v.shape[3]))
         part = pass_without_state(x.tokens(0, head), out[:, :head]) if head else None
-        own, transition = _rest(x, head, place, initial, out, part)
+        own, transition = _rest(x, head, rank_tokens, initial, out, part)
         states = _gathered(ranks, own, transition)
         arrives = states[0][0] if ranks.rank > 0 else torch.zeros(x.state_shape, dtype=torch.float32)
         for state, move in states[1 : ranks.rank]:
@@ -75,7 +75,7 @@ class _DeltaRule(torch.autograd.Function):
                 final = moved(move, final) + state
         queries = [read.queries.to(x.q.dtype, copy=True) for read in reads] if any(ctx.needs_input_grad) else []
         ctx.save_for_backward(*tensors, initial, arrives, transition, *queries)
-        ctx.call = options, ranks, place, return_state, [read[:4] for read in reads]
+        ctx.call = options, ranks, rank_tokens, return_state, [read[:4] for read in reads]
         ctx.set_materialize_grads(False)
         return out, final
 
@@ -84,7 +84,7 @@ class _DeltaRule(torch.autograd.Function):
     def backward(ctx: Any, dout: Tensor | None, dfinal: Tensor | None) -> tuple[Any, ...]:
         saved = detached(ctx.saved_tensors)
         tensors, (initial, arrives, transition), queries = saved[:7], saved[7:10], saved[10:]
-        options, ranks, place, return_state, reads = ctx.call
+        options, ranks, rank_tokens, return_state, reads = ctx.call
         x = Inputs._make((*tensors, options))
         own = torch.zeros(x.state_shape, dtype=torch.float32)
         if dout is not None:
@@ -102,25 +102,25 @@ class _DeltaRule(torch.autograd.Function):
                 gradient += state[..., size:]
         for state, move in reversed(states[ranks.rank + 1 :]):
             gradient = moved_back(move, gradient) + state[..., :size]
-        return *_gradients(ctx, x, place, initial, arrives, dout, gradient), *[None] * 4
+        return *_gradients(ctx, x, rank_tokens, initial, arrives, dout, gradient), *[None] * 4
 
 
-def _continued(x: Inputs, place: Place) -> int:
+def _continued(x: Inputs, rank_tokens: RankTokens) -> int:
     """The number of this rank's tokens that depend on an earlier rank."""
-    if not place.continues:
+    if not rank_tokens.continues:
         return 0
-    return x.q.shape[1] if place.offsets is None else int(place.offsets[1])
+    return x.q.shape[1] if rank_tokens.offsets is None else int(rank_tokens.offsets[1])
 
 
 def _rest(
-    x: Inputs, head: int, place: Place, initial: Tensor | None, out: Tensor, part: Part | None
+    x: Inputs, head: int, rank_tokens: RankTokens, initial: Tensor | None, out: Tensor, part: Part | None
 ) -> tuple[Tensor, Tensor]:
     """Computes tokens from `head` on. Returns U and M of all this rank's tokens."""
     if part is not None and head == x.q.shape[1]:
         return part.state, part.transition
-    if place.offsets is None:
+    if rank_tokens.offsets is None:
         return x.run(out, initial), no_transition(x)
-    offsets = place.offsets[1:] - head if head else place.offsets
+    offsets = rank_tokens.offsets[1:] - head if head else rank_tokens.offsets
     return x.tokens(head, x.q.shape[1]).run(out[:, head:], cu_seqlens=offsets)[-1:], no_transition(x)
 
 
@@ -132,19 +132,19 @@ def _gathered(ranks: Ranks, state: Tensor, transition: Tensor) -> list[tuple[Ten
 
 
 def _gradients(
-    ctx: Any, x: Inputs, place: Place, initial: Tensor | None, arrives: Tensor, dout: Tensor | None, leaves: Tensor
+    ctx: Any, x: Inputs, rank_tokens: RankTokens, initial: Tensor | None, arrives: Tensor, dout: Tensor | None, leaves: Tensor
 ) -> list[Tensor | None]:
     """Those of x's tensors and of the initial state, by the kernel, from the states at both ends of the part."""
     names = [*_NAMES, "initial_state"]
     want: Any = [name for name, wanted in zip(names, ctx.needs_input_grad) if wanted]
-    of_first = place.offsets is None and not place.continues  # it has the initial state itself
+    of_first = rank_tokens.offsets is None and not rank_tokens.continues  # it has the initial state itself
     first, last = (initial if of_first else arrives), leaves
-    if place.offsets is not None:
-        count = place.offsets.shape[0] - 1
+    if rank_tokens.offsets is not None:
+        count = rank_tokens.offsets.shape[0] - 1
         first, last = (y.new_zeros((count, *y.shape[1:])) for y in (arrives, leaves))
-        first[0], last[-1] = arrives[0] if place.continues else 0, leaves[0]
+        first[0], last[-1] = arrives[0] if rank_tokens.continues else 0, leaves[0]
     of_kernel = [name for name in want if name != "initial_state" or of_first]
-    given = x.arguments() | {"initial_state": first, "cu_seqlens": place.offsets, "dout": dout, "dfinal_state": last}
+    given = x.arguments() | {"initial_state": first, "cu_seqlens": rank_tokens.offsets, "dout": dout, "dfinal_state": last}
     made = rapt.delta_rule_backward(**given, want=of_kernel)._asdict()
     found = [made[f"d{name}"] for name in names]
     if "initial_state" in want and not of_first:
@@ -194,11 +194,11 @@ def _checked(given: dict[str, Any]) -> tuple[Inputs, Call]:
     return x, call
 
 
-def _place(cu_seqlens: Tensor, lengths: list[int], rank: int) -> Place:
+def _rank_tokens(cu_seqlens: Tensor, lengths: list[int], rank: int) -> RankTokens:
     """This rank's share of a packed batch."""
     begin, total = sum(lengths[:rank]), sum(lengths)
     end = begin + lengths[rank]
     check_total(cu_seqlens, total)
     starts = set(cu_seqlens.tolist())
     inner = sorted(at - begin for at in starts if begin < at < end)
-    return Place(begin not in starts, torch.tensor([0, *inner, end - begin]))
+    return RankTokens(begin not in starts, torch.tensor([0, *inner, end - begin]))

@@ -157,11 +157,11 @@ def _over_ranks(context: Any, arguments: dict[str, Any]) -> Tensor:
         for argument, name in (("initial_state", "initial_state"), ("output_final_state", "return_state")):
             if given[name] is not None and given[name] is not False:
                 raise ValueError(f"{argument}: got one with cp_context; wanted none: a rank has some of the sequences")
-        place = distributed.Place(context.pre_num_ranks > 0, context.cu_seqlens.cpu())
+        rank_tokens = distributed.RankTokens(context.pre_num_ranks > 0, context.cu_seqlens.cpu())
     except Exception as refused:  # of any kind, or the other ranks would wait
         agree(ranks, None, refused)
         raise
-    out: Tensor = distributed.call(ranks, given, place)
+    out: Tensor = distributed.call(ranks, given, rank_tokens)
     return out
 
 

@@ -14,7 +14,7 @@ from transformers import DynamicCache, PreTrainedConfig, cache_utils
 from rapt._attention import KvDtype
 from rapt._codes import KV_DTYPES, Codes, Rows, parts_of, write
 from rapt._model_cache_fork import ForkedLayer
-from rapt._model_cache_place import Place, addresses_of, appends, first_row, may_write
+from rapt._model_cache_place import LayerMemory, addresses_of, first_row, may_append, may_write
 
 _Layer: Any = cache_utils.CacheLayerMixin
 _Full: Any = cache_utils.DynamicLayer
@@ -131,7 +131,7 @@ class _InPlace(_Layer):
     spare: dict[str, Rows]
     keys: Any
     values: Any
-    place: Place | None = None
+    layer_memory: LayerMemory | None = None
 
     def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
         for name, x in zip(_PARTS, args if self.kv_dtype is not None else ()):
@@ -143,7 +143,7 @@ class _InPlace(_Layer):
 
     def may_append(self, key_states: Tensor) -> bool:
         """Whether memory may be written; else layers concatenate, unless they are quantised."""
-        if appends(key_states):
+        if may_append(key_states):
             return True
         if self.kv_dtype is not None:
             raise ValueError(
@@ -154,27 +154,27 @@ class _InPlace(_Layer):
 
     def append(self, key_states: Tensor, value_states: Tensor) -> None:
         """New rows behind those of keys and values."""
-        place = self.place
-        if place is not None and place.keys is self.keys and place.values is self.values and place.takes(key_states, value_states):
-            place.append(key_states, value_states)
-            self.keys, self.values = place.keys, place.values
+        known = self.layer_memory
+        if known is not None and known.keys is self.keys and known.values is self.values and known.fits(key_states, value_states):
+            known.append(key_states, value_states)
+            self.keys, self.values = known.keys, known.values
             return
         if self.kv_dtype is None:
             self.keys, self.values = self.append_to("keys", key_states), self.append_to("values", value_states)
         else:
             self.append_codes(key_states, value_states)
-        self.place = Place.of(self.__dict__.get("memory", {}), self.keys, self.values)
+        self.layer_memory = LayerMemory.of(self.__dict__.get("memory", {}), self.keys, self.values)
 
     def append_rotated(self, query: Tensor, key_states: Tensor, value_states: Tensor, options: tuple[Any, ...]) -> Any:
-        """update() of keys before their norm and rotation, in one call. None if Place.append_rotated() writes nothing."""
-        place = self.place
-        if place is None or place.keys is not self.keys or place.values is not self.values:
+        """update() of keys before their norm and rotation, in one call. None if LayerMemory.append_rotated() writes nothing."""
+        layer_memory = self.layer_memory
+        if layer_memory is None or layer_memory.keys is not self.keys or layer_memory.values is not self.values:
             if (memory := self.__dict__.get("memory")) is None:
                 return None
-            place = self.place = Place.of(memory, self.keys, self.values)
-        if place is None or not place.append_rotated(query, key_states, value_states, options):
+            layer_memory = self.layer_memory = LayerMemory.of(memory, self.keys, self.values)
+        if layer_memory is None or not layer_memory.append_rotated(query, key_states, value_states, options):
             return None
-        self.keys, self.values = place.keys, place.values
+        self.keys, self.values = layer_memory.keys, layer_memory.values
         return self.keys, self.values
 
     def append_codes(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -265,7 +265,7 @@ class _InPlace(_Layer):
         """Beams change places by one copy, between two memories: beam search has two caches, here as with DynamicCache."""
         names = self.__dict__.get("memory", {})
         starts: dict[str, Any] = {name: self.first_row(name, getattr(self, name)) for name in names}
-        if not starts or None in starts.values() or not appends(parts_of(self.keys)[0]) or beam_idx.numel() != self.keys.shape[0]:
+        if not starts or None in starts.values() or not may_append(parts_of(self.keys)[0]) or beam_idx.numel() != self.keys.shape[0]:
             super().reorder_cache(beam_idx)
             return
         for name, start in starts.items():
@@ -282,12 +282,12 @@ class _InPlace(_Layer):
             setattr(self, name, to)
 
     def reset(self) -> None:
-        self.memory, self.spare, self.place = {}, {}, None
+        self.memory, self.spare, self.layer_memory = {}, {}, None
         super().reset()
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies and files: without room, and without memory that two layers would write to."""
-        state = {name: value for name, value in self.__dict__.items() if name not in ("memory", "spare", "place", "tail")}
+        state = {name: value for name, value in self.__dict__.items() if name not in ("memory", "spare", "layer_memory", "tail")}
         for name in ("keys", "values", "indexer_keys"):
             if isinstance(rows := state.get(name), Rows):
                 state[name] = rows.clone(memory_format=torch.contiguous_format)
@@ -327,7 +327,7 @@ def _forked(layer: Any, n: int) -> Any:
         if held is not None:
             made.reorder_cache(torch.arange(held.shape[0]).repeat_interleave(n))
         return made
-    like.memory, like.spare, like.place = {}, {}, None  # nobody writes there any more
+    like.memory, like.spare, like.layer_memory = {}, {}, None  # nobody writes there any more
     options = {name: getattr(like, name) for name in ("kv_dtype", "latent")} | {"max_length": None}
     return ForkedLayer(n * batch, parts, _made(_InPlaceFull, None, options))
 
@@ -358,9 +358,9 @@ class _InPlaceWindow(_InPlace, _Window):
         keys, values = self.keys, self.values
         if self.record_past:
             return keys[:, :, -past - new :], values[:, :, -past - new :]
-        if self.place is not None and 0 < past < self.place.rows:
-            self.place.keep(past)
-            self.keys, self.values = self.place.keys, self.place.values
+        if self.layer_memory is not None and 0 < past < self.layer_memory.rows:
+            self.layer_memory.keep(past)
+            self.keys, self.values = self.layer_memory.keys, self.layer_memory.values
         else:
             self.keys, self.values = keys[:, :, -past:], values[:, :, -past:]
         return keys, values
@@ -373,7 +373,7 @@ class _InPlaceIndexed(_InPlaceFull, _Indexed):
     reorder_cache = _Indexed.reorder_cache  # which has more to reorder
 
     def update_indexer(self, indexer_key_states: Tensor) -> Tensor:
-        if not appends(indexer_key_states):
+        if not may_append(indexer_key_states):
             keys: Tensor = super().update_indexer(indexer_key_states)
             return keys
         if not self.is_indexer_initialized:

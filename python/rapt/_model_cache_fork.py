@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import cache_utils
 
 from rapt._codes import Rows
-from rapt._model_cache_place import appends
+from rapt._model_cache_place import may_append
 from rapt._model_fork import SharedRows, select
 
 _Full: Any = cache_utils.DynamicLayer
@@ -35,7 +35,7 @@ class ForkedLayer(_Full):  # type: ignore[misc]
     values = property(lambda self: self._rows(1), lambda self, _: None)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if not appends(key_states):
+        if not may_append(key_states):
             raise ValueError(
                 "past_key_values: got a fork of a rapt.transformers.Cache where gradients are recorded, or in compiled or traced code; "
                 "wanted eager calls under torch.no_grad(), or copy.deepcopy() of the cache"

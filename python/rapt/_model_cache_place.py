@@ -19,7 +19,7 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(slots=True, eq=False)
-class Place:
+class LayerMemory:
     """Where the keys and values of a layer lie in their memory.
 
     Good for as long as the layer has the very views that this made: nobody has cropped, reordered or replaced them, so that types,
@@ -50,7 +50,7 @@ class Place:
     """Of the memory of keys and of values, from a row on, so many rows."""
 
     @classmethod
-    def of(cls, memory: dict[str, Rows], keys: Rows, values: Rows) -> Place | None:
+    def of(cls, memory: dict[str, Rows], keys: Rows, values: Rows) -> LayerMemory | None:
         """None where the memory is not on the CPU, or of types that differ or that the extension does not write."""
         k, v = memory.get("keys"), memory.get("values")
         if k is None or v is None or k.dtype is not v.dtype or k.dtype not in _DTYPES or not (k.is_cpu and v.is_cpu):
@@ -72,7 +72,7 @@ class Place:
             views=(_views_of(k), _views_of(v)),
         )
 
-    def takes(self, key_states: Tensor, value_states: Tensor) -> bool:
+    def fits(self, key_states: Tensor, value_states: Tensor) -> bool:
         """Whether these are more rows of the same kind, for which there is room."""
         b, h, d, dv = self.heads
         k, v = key_states.shape, value_states.shape
@@ -98,7 +98,7 @@ class Place:
         else:
             rows, coding = self.append_arguments
             _core.append_kv(key_states, value_states, *rows, *coding)
-        self.show(self.start, self.rows + key_states.shape[2])
+        self.set_rows(self.start, self.rows + key_states.shape[2])
 
     def append_rotated(self, query: Tensor, key_states: Tensor, value_states: Tensor, options: tuple[Any, ...]) -> bool:
         """The same for keys before their norm and rotation, and for a query. options are those arguments of
@@ -117,14 +117,14 @@ class Place:
             _core.rotary_append_kv(query, key_states, value_states, *rows, *options, None, *coding)
         except (TypeError, ValueError):
             return False
-        self.show(self.start, self.rows + n)
+        self.set_rows(self.start, self.rows + n)
         return True
 
     def keep(self, rows: int) -> None:
         """The last rows only."""
-        self.show(self.start + self.rows - rows, rows)
+        self.set_rows(self.start + self.rows - rows, rows)
 
-    def show(self, start: int, rows: int) -> None:
+    def set_rows(self, start: int, rows: int) -> None:
         """Makes keys and values of so many rows of the memory."""
         self.start, self.rows = start, rows
         keys, values = self.views
@@ -171,7 +171,7 @@ def _first_row(memory: Tensor, kept: Tensor) -> int | None:
     return first if inside and alike else None
 
 
-def appends(new: Tensor) -> bool:
+def may_append(new: Tensor) -> bool:
     """Whether memory may be written. Gradients need what was there before, and traces see no addresses."""
     if torch.is_grad_enabled() or is_dynamo_compiling() or type(new) is not Tensor:
         return False

@@ -24,7 +24,7 @@ _NAME = "self.config._attn_implementation"
 _HEADS_FIRST = ".transpose(1, 2)"
 
 
-class _Place(NamedTuple):
+class _RotarySteps(NamedTuple):
     """Where a body rotates and where it appends, and the names that it has for tensors."""
 
     rotates: int
@@ -45,7 +45,7 @@ def _is(text: str, statement: ast.AST) -> bool:
     return written(text) == ast.unparse(statement)
 
 
-def _place(body: list[ast.stmt]) -> _Place | None:
+def _steps_of(body: list[ast.stmt]) -> _RotarySteps | None:
     rotating = [(i, names) for i, names in enumerate(map(_rotated, body)) if names]
     if len(rotating) != 1:
         return None
@@ -57,7 +57,7 @@ def _place(body: list[ast.stmt]) -> _Place | None:
             seen = set().union(*map(_names_in, body[i + 1 : j])) & moves
             if isinstance(first, ast.If):  # its condition, and what comes before the rotation
                 seen |= set().union(*map(_names_in, (first.test, *first.body[:-1]))) & (moves | {query})
-            return None if seen else _Place(i, j, query, key, value, cos, sin, kept)
+            return None if seen else _RotarySteps(i, j, query, key, value, cos, sin, kept)
         if key in _names_in(body[j]):
             return None
     return None
@@ -178,10 +178,10 @@ def rewritten(
         if isinstance(argument, ast.arg):
             argument.annotation = None
     ast.increment_lineno(forward, theirs.__code__.co_firstlineno - 1)
-    place = _place(forward.body)
-    if place is None or _NAME not in ast.unparse(forward):
+    steps = _steps_of(forward.body)
+    if steps is None or _NAME not in ast.unparse(forward):
         return "it does not append what it has rotated"
-    moved = _call_once(forward, place)
+    moved = _call_once(forward, steps)
     variables: dict[str, Any] = {"rapt_names": names, "rapt_intercepted": intercepted, "rapt_theirs": theirs}
     variables["rapt_step"] = step(rotation, theirs, moved)
     made: dict[str, Any] = {}
@@ -192,20 +192,20 @@ def rewritten(
     return function
 
 
-def _call_once(forward: ast.FunctionDef, place: _Place) -> tuple[bool, bool]:
+def _call_once(forward: ast.FunctionDef, steps: _RotarySteps) -> tuple[bool, bool]:
     """Puts the call into a forward. Returns `moved` of rewritten()."""
-    body, old = forward.body, forward.body[place.rotates]
+    body, old = forward.body, forward.body[steps.rotates]
     call = "{0}, {1}, {2} = rapt_step({0}, {1}, {2}, {3}, {4}, {5}, self.layer_idx, rapt_q_norm, rapt_k_norm)"
-    tensors = (place.query, place.key, place.value)
-    new = _statements(call.format(*tensors, place.cos, place.sin, place.cache), body[place.appends])
+    tensors = (steps.query, steps.key, steps.value)
+    new = _statements(call.format(*tensors, steps.cos, steps.sin, steps.cache), body[steps.appends])
     if isinstance(old, ast.If):
         old.body[-1:] = new
-        old.orelse = _statements(call.format(*tensors, None, None, place.cache), body[place.appends])
+        old.orelse = _statements(call.format(*tensors, None, None, steps.cache), body[steps.appends])
         new = [old]
-    del body[place.appends]
-    body[place.rotates : place.rotates + 1] = new
-    q_moved = _defer(body, body.index(new[0]), place.query, "rapt_q_norm")
-    k_moved = _defer(body, body.index(new[0]), place.key, "rapt_k_norm")
+    del body[steps.appends]
+    body[steps.rotates : steps.rotates + 1] = new
+    q_moved = _defer(body, body.index(new[0]), steps.query, "rapt_q_norm")
+    k_moved = _defer(body, body.index(new[0]), steps.key, "rapt_k_norm")
     given = [x.arg for x in (*forward.args.posonlyargs, *forward.args.args)]
     given += [f"*{forward.args.vararg.arg}"] if forward.args.vararg else []
     given += [f"{x.arg}={x.arg}" for x in forward.args.kwonlyargs]

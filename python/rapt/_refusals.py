@@ -45,7 +45,7 @@ warn._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def misuse(q: Any, k: Any, v: Any, mask: Any, dropout_p: Any, is_causal: Any, scale: Any, gqa: Any) -> str:
-    """What type or number is for PyTorch to take or to refuse, "" if none is."""
+    """Which argument has a type or number that PyTorch must take or refuse, "" if none has."""
     for tensor in (q, k, v):
         if not isinstance(tensor, Tensor):
             return f"query, key or value of {type(tensor).__name__}"
@@ -65,7 +65,7 @@ def misuse(q: Any, k: Any, v: Any, mask: Any, dropout_p: Any, is_causal: Any, sc
 
 def refusal(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, gqa: bool) -> str:
     """Why rapt cannot do this call, "" if it can."""
-    reason = _surroundings()
+    reason = _context_refusal()
     if reason:
         return reason
     if not (q.is_cpu and k.is_cpu and v.is_cpu and (mask is None or mask.is_cpu)):
@@ -75,8 +75,8 @@ def refusal(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, gqa: bool) -> 
     return misfit(q, k, v, mask, gqa)
 
 
-def _surroundings() -> str:
-    """What this call is a part of that rapt's kernels cannot be a part of, "" if nothing."""
+def _context_refusal() -> str:
+    """Why rapt's kernels cannot run where this call is made, "" if they can."""
     if torch._C._functorch.maybe_current_level() is not None or forward_ad._current_level >= 0:
         return "a transform of torch.func, or forward-mode gradients"
     return "" if torch._C._get_tracing_state() is None else "torch.jit.trace"
@@ -99,12 +99,12 @@ def _is_onnx_export() -> bool:
 
 
 # Asked when torch.compile traces.
-_surroundings._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_context_refusal._dynamo_marked_constant = True  # type: ignore[attr-defined]
 _is_onnx_export._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def misfit(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, gqa: bool) -> str:
-    """Which types or shapes no kernel takes, "" if there is one for them."""
+    """Which types or shapes no kernel takes, "" if one takes them all."""
     dtype = q.dtype
     if dtype not in _DTYPES:
         return f"tensors of {dtype}"
