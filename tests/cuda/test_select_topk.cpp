@@ -23,6 +23,20 @@ SelectTopkProblem problem_of(const std::string& words) {
   return SelectTopkProblem::parse("select_topk " + words);
 }
 
+// Replays a call of the case 25 times.
+void check_replays(SelectTopkCase& c, const std::string& entry) {
+  const DeviceCallOf<SelectTopkArgs> there(c.args());
+  const Stream stream;
+  const Graph graph(stream, [&] { select_topk(there.args(), on(stream, entry)); });
+  for (int i = 0; i < 25; ++i) {
+    graph.replay();
+    check(cudaStreamSynchronize(stream.handle));
+    c.clear();
+    there.finish();
+    REQUIRE(c.verdict().violation == "");
+  }
+}
+
 }  // namespace
 
 // Of few rows, of more than there are multiprocessors, split rows of every kind, and n too large for shared memory.
@@ -62,16 +76,24 @@ TEST_CASE("cuda: select_topk chooses the same of a ReLU's zeros in 25 replays", 
       const float shift = problem.sk > 10000 ? 2.f : 0.f;
       for (std::int64_t i = 0; i < c.scores.size(); ++i)
         c.scores.flat<float>(i) = std::max(normal(random) - shift, 0.f);
-      const DeviceCallOf<SelectTopkArgs> there(c.args());
-      const Stream stream;
-      const Graph graph(stream, [&] { select_topk(there.args(), on(stream, entry)); });
-      for (int i = 0; i < 25; ++i) {
-        graph.replay();
-        check(cudaStreamSynchronize(stream.handle));
-        c.clear();
-        there.finish();
-        REQUIRE(c.verdict().violation == "");
+      check_replays(c, entry);
+    });
+  }
+}
+
+// The best of many equal scores begin far behind the first, so that warps at different steps offer them out of order.
+TEST_CASE("cuda: select_topk chooses the first of equal scores that begin late, in 25 replays", "[kernel]") {
+  for (const char* words :
+       {"rows=300 sk=65536 n=512", "rows=300 sk=4096 n=512", "rows=300 sk=8000 n=64", "rows=3 sk=70000 n=2048"}) {
+    const SelectTopkProblem problem = problem_of(words);
+    each_entry(problem, [&](const std::string& entry) {
+      SelectTopkCase c(problem);
+      for (std::int64_t i = 0; i < c.scores.size(); ++i) {
+        const std::int64_t row = i / problem.sk, position = i % problem.sk;
+        const std::int64_t steps[] = {0, position >= std::min<std::int64_t>(10000, problem.sk / 4), position / 100};
+        c.scores.flat<float>(i) = static_cast<float>(steps[row % 3]);
       }
+      check_replays(c, entry);
     });
   }
 }

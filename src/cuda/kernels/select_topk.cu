@@ -141,7 +141,7 @@ class Scan {
   const std::uint32_t steps_, first_, last_;  // steps [first_, last_) are copied
 };
 
-// A score below which there are too many, by a sample of the row: one step of groups of four that lie evenly apart.
+// A bound that, by a sample of the row, more than n scores exceed: by one step of groups of four that lie evenly apart.
 template <int kThreads>
 __device__ Candidate bound_of_sample(Selection<kThreads>& best, const RowScores& row, std::int64_t size, int rank) {
   best.start(rank, kAll);
@@ -339,10 +339,14 @@ Launch launch_of(const SelectTopkParams& p) {
   };
   const int least = std::max(made.size, Block::kStep + made.n + made.n / 4 + 32);
   if (least > room(1)) return made;
-  // Bins take the n largest once more. A larger n is sorted in place.
-  const int with_bins = std::clamp(room(2), made.n / 2 * 5 + 256, made.n * 3 + 256);
-  made.capacity = kThreads == kBlock && made.n <= 4096 && with_bins <= room(1) ? std::max(least, with_bins) : least;
-  made.list = std::min(2 * made.n + 128, made.capacity - Block::kStep);
+  made.capacity = least, made.list = std::min(2 * made.n + 128, least - Block::kStep);
+  // Bins take the n largest once more, beside the candidates. A larger n is sorted in place.
+  const int with_bins = 3 * made.n + 256;
+  if (kThreads == kBlock && made.n <= 4096 && with_bins <= room(1)) {
+    const int for_two = room(2) >= made.n / 2 * 5 + 256 ? std::min(room(2), with_bins) : with_bins;
+    made.capacity = std::max(least, for_two);
+    made.list = std::min(2 * made.n + 128, made.capacity - std::max(Block::kStep, made.n + Block::kMaxBin));
+  }
   const std::int64_t rows = at_least_1(p.b * p.h * p.s);
   made.splits = 1;
   if (kThreads == kBlock && p.sk >= 4 * made.n)

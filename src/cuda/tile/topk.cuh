@@ -86,12 +86,18 @@ struct ScoreGroup {
   ScoreGroup() = default;
   __device__ ScoreGroup(const float4& x, std::uint32_t position) : score{x.x, x.y, x.z, x.w}, last(~position) {}
   __device__ Candidate operator[](int i) const { return Candidate{__float_as_uint(score[i])} << 32 | (last - i); }
-  // The bits of those that `low` does not exclude. Positions rise, so an equal score ranks below all those before.
-  __device__ unsigned above(Candidate low) const {
-    const float bound = score_of(min(order_of(low), kInfinite));
+  // A score that is excluded with all below it: `low`'s, or if the group does not begin behind its position, so that an
+  // equal score may rank higher, one a little below. -0 has an order of its own, but no score. A group that begins
+  // before position 0 has a `last` of 0 to 2.
+  __device__ float excluded(Candidate low) const {
+    const bool behind = last < static_cast<std::uint32_t>(low) && last > 2;
+    return score_of(min(max(order_of(low) - (behind ? 0 : 2), kHidden), kInfinite));
+  }
+  // The bits of those that are not excluded.
+  __device__ unsigned above(float excluded) const {
     unsigned bits = 0;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) bits |= (score[i] <= bound ? 0u : 1u) << i;
+    for (int i = 0; i < 4; ++i) bits |= (score[i] <= excluded ? 0u : 1u) << i;
     return bits;
   }
 };
@@ -100,10 +106,11 @@ struct ListGroup {
   Candidate candidate[4];
 
   __device__ Candidate operator[](int i) const { return candidate[i]; }
-  __device__ unsigned above(Candidate low) const {
+  __device__ Candidate excluded(Candidate low) const { return low - 1; }
+  __device__ unsigned above(Candidate excluded) const {
     unsigned bits = 0;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) bits |= (candidate[i] < low ? 0u : 1u) << i;
+    for (int i = 0; i < 4; ++i) bits |= (candidate[i] <= excluded ? 0u : 1u) << i;
     return bits;
   }
 };
@@ -114,7 +121,7 @@ template <int kThreads>
 class Selection {
  public:
   static constexpr int kGroups = 2, kStep = 4 * kGroups * kThreads;  // candidates offered at a time
-  static constexpr int kBins = 4 * kThreads;
+  static constexpr int kBins = 4 * kThreads, kMaxBin = 128;  // bins; candidates of one that store_by_bins() takes
   struct alignas(16) Shared {
     int bins[kBins];
     int warp_sums[kThreads / 32];
@@ -246,7 +253,6 @@ class Selection {
   // Stores the positions of the n largest, in order, then -1: each candidate's rank in its bin is counted. False, and
   // nothing is stored, where a bin has too many for that.
   __device__ bool store_by_bins(std::int32_t* indices, std::int64_t stride, std::int64_t n) {
-    constexpr int kMaxBin = 128;
     order();
     if (count_ + min(count_, n_ + kMaxBin) > capacity_) return false;
     Candidate least = ~Candidate{0}, most = 0;
@@ -305,7 +311,8 @@ class Selection {
   static constexpr int kWarps = kThreads / 32, kBinBits = kThreads == 32 ? 7 : 10;
   static_assert(1 << kBinBits == kBins);
 
-  // While other warps count on. As each looks before every step, what it sees grows by no more than kStep.
+  // While other warps count on. After a warp sees room for a step of all, each warp adds one step at most before it
+  // looks again.
   __device__ int count_now() const {
     return *const_cast<volatile int*>(&s_.count);
   }
@@ -317,7 +324,8 @@ class Selection {
 
   template <class Group>
   __device__ void collect(const Group (&groups)[kGroups]) {
-    const unsigned mine = groups[0].above(low_) | groups[1].above(low_) << 4;
+    const auto excluded = groups[0].excluded(low_);  // its positions are the lowest
+    const unsigned mine = groups[0].above(excluded) | groups[1].above(excluded) << 4;
     int place = 0;
     if constexpr (kWarps > 1) {
       if (mine == 0) return;
