@@ -104,6 +104,7 @@ struct LatentShared {
   float row_sum[2][kRows];        // each warpgroup's, at the end
   unsigned fallback[kRows / 32];  // a bit for each row that falls back
 };
+static_assert(kSharedBytes + sizeof(LatentShared) <= 227 * 1024, "a thread block has no more");
 // What a thread block leaves for its cluster, in the place of Q, beside O in the place of keys: row_max and row_sum of
 // its own rows. And, for the rows that it merges: the factor of each thread block's O, and what turns the sum into
 // results.

@@ -150,6 +150,8 @@ __device__ inline void load_by_threads(const LatentParams& params, const SplitBl
       load_part(std::integral_constant<int, 3>());
     }
   }
+  copy_commit();
+  copy_wait<0>();
 }
 
 // Loads the tile's rows of Q, by the math warps.

@@ -19,8 +19,14 @@ __device__ __forceinline__ void store_rows(const LatentParams& params, const Spl
   const std::uint32_t staging = math.p + warp * (16 * kRowBytes);
   float factor[2], nan_or_0[2];
 #pragma unroll
+  for (float& x : math.o) x += 0.f;  // -0 becomes 0, as in merge()'s sums
+  std::uint16_t* to[2];              // of the lane's two rows, which it also stores
+  bool exists[2];
+#pragma unroll
   for (int h = 0; h < 2; ++h) {
     const int r = math.row(h);
+    exists[h] = r < rows;
+    to[h] = static_cast<std::uint16_t*>(p.out) + shared.rows.row_at(head, r, p.out_stride);
     Row row;
     row.token = shared.rows.token[r], row.q_head = shared.rows.q_head[r];
     const float top = math.row_max[h] - math.kShift, sum = shared.row_sum[0][r] + shared.row_sum[1][r];
@@ -32,15 +38,7 @@ __device__ __forceinline__ void store_rows(const LatentParams& params, const Spl
       for (int n = 2 * h; n < math.kOut; n += 4)
         math.o[n] = math.o[n] * f.root_scale * f.root_scale,
         math.o[n + 1] = math.o[n + 1] * f.root_scale * f.root_scale;
-    if (p.lse && math.half == 0 && lane % 4 == 0 && r < rows) p.lse[shared.rows.row_at(head, r, p.lse_stride)] = f.lse;
-  }
-  std::uint16_t* to[2];  // of the rows that the lane stores
-  bool exists[2];
-#pragma unroll
-  for (int k = 0; k < 2; ++k) {
-    const int r = math.warp_row + lane / 4 + 8 * k;
-    exists[k] = r < rows;
-    to[k] = static_cast<std::uint16_t*>(p.out) + shared.rows.row_at(head, r, p.out_stride);
+    if (p.lse && math.half == 0 && lane % 4 == 0 && exists[h]) p.lse[shared.rows.row_at(head, r, p.lse_stride)] = f.lse;
   }
   const auto place = [&](int row, int chunk) { return staging + row * kRowBytes + (chunk ^ (row / 2 % 4)) * 16; };
 #pragma unroll
@@ -62,15 +60,15 @@ __device__ __forceinline__ void store_rows(const LatentParams& params, const Spl
     __syncwarp();
     const int column = first + lane % 4 * 8;
 #pragma unroll
-    for (int k = 0; k < 2; ++k) {
-      const float4 x = load16(place(lane / 4 + 8 * k, lane % 4));
-      if (exists[k] && column < p.dv) *reinterpret_cast<float4*>(to[k] + column) = x;
+    for (int h = 0; h < 2; ++h) {
+      const float4 x = load16(place(lane / 4 + 8 * h, lane % 4));
+      if (exists[h] && column < p.dv) *reinterpret_cast<float4*>(to[h] + column) = x;
     }
     __syncwarp();
   }
 #pragma unroll
   for (int h = 0; h < 2; ++h)
-    if (const int r = math.row(h); nan_or_0[h] != 0 && r < rows) atomicOr(&shared.fallback[r / 32], 1u << r % 32);
+    if (const int r = math.row(h); nan_or_0[h] != 0 && exists[h]) atomicOr(&shared.fallback[r / 32], 1u << r % 32);
   named_sync(kMathBarrier, kMathThreads);  // rows have been stored before they are stored again
   constexpr int kWarpRows = kRows / kMathWarps;
   const int of_warp = warp * kWarpRows;
