@@ -204,8 +204,8 @@ def seen_keys(sizes: Sizes, given: Options) -> int:
 
 
 def cheaper_form(sizes: Sizes, given: Options, listed: int | None = None) -> str:
-    """The form with fewer multiply-adds for each head, over a cache that is full, or where each query reads so many listed keys in
-    the latent space and a mask hides the others outside. Pairs of a query and a key cost 2 rank + rope in the
+    """The form with fewer multiply-adds for each head, over a cache that is full. `listed`: keys that each query reads in the latent
+    space; the expanded form hides the others by a mask. Pairs of a query and a key cost 2 rank + rope in the
     latent space, and nope + rope + v outside. Into the latent space and out of it go queries; out of it, for all of them, go keys.
 
     In DeepSeek-V3's sizes these are even at 170 queries over many keys. Timed, on one thread, both forms are even at 175 in float32

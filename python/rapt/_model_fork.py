@@ -115,5 +115,5 @@ def select(part: Rows, index: Tensor, batch: int) -> Rows:
     """A part for other sequences of its batch: itself where it serves them as it lies, else a copy."""
     groups = part.shape[0]
     wanted = index // (batch // groups)
-    serves_all = len(index) % groups == 0 and bool((wanted.view(groups, -1) == torch.arange(groups)[:, None]).all())
+    serves_all = len(index) % groups == 0 and bool((wanted.view(groups, -1) == torch.arange(groups, device=index.device)[:, None]).all())
     return part if groups == 1 or serves_all else part.index_select(0, wanted)

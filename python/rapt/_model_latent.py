@@ -99,14 +99,15 @@ def _deferring(theirs: Any, names: Container[str]) -> Any:
 
 
 def _may_wait(rows: Tokens) -> bool:
-    """Whether eager code without gradients multiplies by a plain matrix, of the rows' type."""
+    """Whether keys and values may stay unmade: in eager code without gradients, with a plain matrix of the rows' type and device, and
+    on a GPU with plain rows and a kernel for one row over many keys."""
     if torch.is_grad_enabled() or _refusals.is_traced():
         return False
     latent, rope, projection = rows.latent, rows.rope, rows.layer.kv_b_proj
     if type(projection) is not nn.Linear or projection.bias is not None or projection._forward_hooks or projection._forward_pre_hooks:
         return False
     device = projection.weight.device
-    if "forward" in vars(projection) or not _refusals.has_kernels(device):  # replaced, as accelerate does it, or offloaded
+    if "forward" in vars(projection) or device.type not in ("cpu", "cuda"):  # replaced, as accelerate does it, or offloaded
         return False
     if torch.is_autocast_enabled(device.type):
         return False
@@ -116,8 +117,10 @@ def _may_wait(rows: Tokens) -> bool:
         return False
     if rope.dtype not in _DTYPES or not latent.dtype is rope.dtype is projection.weight.dtype or not latent.shape[1] == rope.shape[1] == 1:
         return False
+    if device.type == "cpu":
+        return True
     rank = latent.shape[-1]
-    return device.type == "cpu" or _refusals.cuda_decodes(rope.dtype, rank + rope.shape[-1], rank)
+    return type(latent) is type(rope) is Tensor and _refusals.cuda_decodes(rope.dtype, rank + rope.shape[-1], rank)
 
 
 def attend(
@@ -140,7 +143,9 @@ def attend(
     nope, v = layer.qk_nope_head_dim, layer.v_head_dim
     scale = float(d) ** -0.5 if scaling is None else float(scaling)
     sizes = Sizes(b, n, m, nope, rope.shape[-1], rank, v)
-    listed = indices.shape[-1] if indices is not None and query.is_cuda else m
+    listed = m
+    if indices is not None and query.is_cuda and _model_sparse.prefers_lists(n, m, indices.shape[-1], h, is_cuda=True):
+        listed = indices.shape[-1]
     if isinstance(latent, Tensor) and cheaper_form(sizes, Options(v, scale, causal, "bottom_right"), listed) == "expanded":
         return None
     mask = materialized(mask)
@@ -148,8 +153,8 @@ def attend(
     absorbed = torch.cat((torch.einsum("bhnd,hdc->bhnc", query[..., :nope], w_uk), query[..., nope:]), -1)
     key = _model_fork.by_parts(_joined, latent, rope)
     value = _model_fork.by_parts(lambda rows: rows if isinstance(rows, Codes) else rows[..., :rank], key)
-    whole = not isinstance(key, _model_fork.SharedRows)
-    if indices is not None and mask is not None and whole and _model_sparse.takes(absorbed, key, value, mask, indices, sinks):
+    plain = bias is None and cap is None and window is None and not isinstance(key, _model_fork.SharedRows)
+    if indices is not None and mask is not None and plain and _model_sparse.takes(absorbed, key, value, mask, indices, sinks):
         out = _model_sparse.over_lists(absorbed, key, value, mask, indices, sinks, scale)
     else:
         mask = mask if indices is None else _model_sparse.masked(mask, indices, m)

@@ -19,17 +19,23 @@ def masked(mask: Tensor | None, indices: Tensor, m: int) -> Tensor:
     return mask & chosen if mask.dtype is torch.bool else mask.masked_fill(~chosen, torch.finfo(mask.dtype).min)
 
 
-def takes(query: Tensor, key: Rows, value: Rows, mask: Tensor | None, indices: Tensor, sinks: Tensor | None) -> bool:
-    """Whether over_lists() may compute a call without dropout, window and modifiers of scores, and in less time than by a mask.
+def prefers_lists(n: int, m: int, chosen: int, heads: int, is_cuda: bool) -> bool:
+    """Whether lists of so many chosen keys take less time than a mask, which reads all m keys, but for many rows at once.
 
-    By a mask all m keys are read, but for many rows at once. Measured on AVX-512 and AMX, n rows take the time in which lists get
-    through m (1 + n / 24) entries. A GPU multiplies 64 rows at a time, which by a mask may be of several queries.
+    Measured on AVX-512 and AMX, n queries take the time in which lists get through m (1 + n / 24) entries. A GPU multiplies 64 rows
+    at a time: by lists those of the heads that share keys, by a mask of up to n queries, too.
     """
+    if is_cuda:
+        return chosen * max(min(64 // max(heads, 1), n), 1) < m
+    return 24 * n * chosen <= m * (24 + n)
+
+
+def takes(query: Tensor, key: Rows, value: Rows, mask: Tensor | None, indices: Tensor, sinks: Tensor | None) -> bool:
+    """Whether over_lists() may compute a call without dropout, window and modifiers of scores, and in less time than by a mask."""
     if mask is None or mask.dtype is not torch.bool or mask.dim() != 4 or mask.shape[1] != 1 or mask.shape[-1] != key.shape[2]:
         return False
-    n, m, chosen = query.shape[2], key.shape[2], indices.shape[-1]
-    rows = query.shape[1] // max(key.shape[1], 1)  # that read the same keys
-    if chosen * max(64 // rows, 1) >= m if query.is_cuda else 24 * n * chosen > m * (24 + n):
+    heads = query.shape[1] // max(key.shape[1], 1)
+    if not prefers_lists(query.shape[2], key.shape[2], indices.shape[-1], heads, query.is_cuda):
         return False
     if is_dynamo_compiling() or not (query.is_cpu or query.is_cuda) or not _refusals.is_eager(query, mask, indices, sinks):
         return False

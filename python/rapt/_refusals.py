@@ -127,11 +127,6 @@ def misfit(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, gqa: bool) -> s
     return "" if mask is None else _mask_misfit(mask, dtype, [*batch, qs[-2], ks[-2]])
 
 
-def has_kernels(device: torch.device) -> bool:
-    """Whether rapt computes attention of tensors there."""
-    return device.type == "cpu" or (device.type == "cuda" and not _cuda_refusal())
-
-
 def _device_refusal(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> str:
     device = q.device
     if k.device != device or v.device != device or (mask is not None and mask.device != device):
