@@ -73,7 +73,7 @@ RULES = [  # (pattern of the path's beginning, or of all of it and $; allowed in
     ("bench/", PROGRAM),
     ("python/", PROGRAM),
     ("tests/support/", PROGRAM),
-    (r"tests/operations/\w+/(unit|kernel|fake)_", [".+"]),
+    (r"tests/operations/\w+/(unit|kernel|fake|emulated)_", [".+"]),
     ("tests/operations/", PROGRAM),
 ]
 
