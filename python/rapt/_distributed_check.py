@@ -177,6 +177,7 @@ class Request(NamedTuple):
     alibi: Tensor | None
     sinks: Tensor | None
     with_lse: bool
+    offsets: list[int] | None = None  # of packed sequences in the tokens of all ranks, which are a batch of one
 
     def spans(self, x: Tensor, rank: int | None = None) -> list[Span]:
         """Where a rank's rows of x, [b, h, s, d], lie in the sequence. Default: this rank's."""

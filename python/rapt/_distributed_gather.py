@@ -10,7 +10,17 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from rapt._distributed_check import Request
-from rapt._distributed_kernel import backward, concatenated, detached, forward, keys_and_values, padded, padding
+from rapt._distributed_kernel import (
+    backward,
+    concatenated,
+    detached,
+    forward,
+    keys_and_values,
+    padded,
+    padding,
+    ragged,
+)
+from rapt._distributed_packed import share_of
 from rapt._distributed_parts import Span, in_parts, in_sequence
 
 
@@ -22,16 +32,17 @@ class GatheredAttention(torch.autograd.Function):
         keys, values = _gathered(k, v, request)
         whole = (*q.shape[:2], k.shape[1], q.shape[2] * request.ranks.size, keys.shape[2], k.shape[3], v.shape[3])
         out, lse = q.new_empty((*q.shape[:3], v.shape[3])), q.new_empty(q.shape[:3], dtype=torch.float32)
-        for span, at in _calls(q, request):
+        for span, seen, given in _calls(q, request):
             rows = q[:, :, span.begin : span.end]
             before, count = 0, rows.shape[2]
-            if q.is_cpu:
+            if q.is_cpu and request.offsets is None:
                 features = (request.options, request.alibi is not None, request.sinks is not None)
                 before, count = padding(whole, count, span.start, q.dtype, *features)
-            align = None if at is None else at - before
-            given = {"sinks": request.sinks} | request.keywords(align)
-            some, sums = forward(padded(rows, before, count), keys, values, q.dtype, **given)
-            taken = slice(before, before + rows.shape[2])
+                if request.has_positions:
+                    given["align"] -= before
+            rows = padded(rows, before, count)
+            some, sums = forward(rows, keys[:, :, seen], values[:, :, seen], q.dtype, sinks=request.sinks, **given)
+            taken = slice(before, before + span.end - span.begin)
             out[:, :, span.begin : span.end], lse[:, :, span.begin : span.end] = some[:, :, taken], sums[:, :, taken]
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.request = request
@@ -46,25 +57,33 @@ class GatheredAttention(torch.autograd.Function):
         dout = torch.zeros_like(out) if dout is None else dout
         keys, values = _gathered(k, v, request)
         dq, dkv = torch.empty_like(q), None
-        for span, align in _calls(q, request):
+        for span, seen, given in _calls(q, request):
             at = (slice(None), slice(None), slice(span.begin, span.end))
             of_rows = None if dlse is None else dlse[at]
-            given = {"sinks": request.sinks} | request.keywords(align)
-            own, more = backward(dout[at], of_rows, q[at], keys, values, out[at], lse[at], **given)
-            dq[at] = own
-            dkv = more if dkv is None else dkv.add_(more)
+            some = q[at], keys[:, :, seen], values[:, :, seen], out[at], lse[at]
+            dq[at], more = backward(dout[at], of_rows, *some, sinks=request.sinks, **given)
+            if dkv is None and more.shape[2] == keys.shape[2]:
+                dkv = more
+            else:
+                dkv = more.new_zeros((*keys.shape[:3], more.shape[3])) if dkv is None else dkv
+                dkv[:, :, seen] += more
         assert dkv is not None
         dk, dv = keys_and_values(_summed(dkv, request), k.shape[3])
         return dq, dk.to(k.dtype), dv.to(v.dtype), None
 
 
-def _calls(q: Tensor, request: Request) -> Iterator[tuple[Span, int | None]]:
-    """The rows of each kernel call, and the key position of the first; None where positions do not matter."""
-    if not request.has_positions:
-        yield Span(0, q.shape[2], 0), None
+def _calls(q: Tensor, request: Request) -> Iterator[tuple[Span, slice, dict[str, Any]]]:
+    """The rows, the keys and the arguments of each kernel call."""
+    if request.offsets is None and not request.has_positions:
+        yield Span(0, q.shape[2], 0), slice(None), request.keywords(None)
         return
     for span in request.spans(q):
-        yield span, span.start + request.options.offset
+        if request.offsets is None:
+            yield span, slice(None), request.keywords(span.start + request.options.offset)
+        else:
+            share = share_of(request.offsets, span.start, span.end - span.begin, request.options.causal)
+            given = request.keywords(0 if request.has_positions else None)
+            yield span, slice(share.begin, share.end), ragged(given, share.rows, share.keys)
 
 
 def _gathered(k: Tensor, v: Tensor, request: Request) -> tuple[Tensor, Tensor]:

@@ -25,21 +25,44 @@ def keywords(options: Options, align: int | None, alibi: Tensor | None) -> dict[
 
 def forward(q: Tensor, k: Tensor, v: Tensor, dtype: torch.dtype, **given: Any) -> tuple[Tensor, Tensor]:
     """out of `dtype`, and lse. Partial results should be float32: merging rounds again."""
+    packed = "cu_seqlens_q" in given
+    if packed:
+        q, k, v = (to_packed(x) for x in (q, k, v))
     out = q.new_empty((*q.shape[:-1], v.shape[-1]), dtype=dtype)
-    result: tuple[Tensor, Tensor] = rapt.attention(q, k, v, out=out, return_lse=True, **given)
-    return result
+    out, lse = rapt.attention(q, k, v, out=out, return_lse=True, **given)
+    return (to_batch(out), to_batch(lse)) if packed else (out, lse)
 
 
 def backward(
     dout: Tensor, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, **given: Any
 ) -> tuple[Tensor, Tensor]:
     """float32 gradients of q, and of concatenated(k, v). out and lse are those of all keys, of which k may be a part."""
+    packed = "cu_seqlens_q" in given
+    if packed:
+        dout, q, k, v, out, lse = (to_packed(x) for x in (dout, q, k, v, out, lse))
+        dlse = None if dlse is None else to_packed(dlse)
     dq = torch.empty(q.shape, dtype=torch.float32)
     dkv = torch.empty((*k.shape[:-1], k.shape[-1] + v.shape[-1]), dtype=torch.float32)
     dk, dv = keys_and_values(dkv, k.shape[-1])
     arguments = forward_arguments(q, k, v, out=out, **given)
     _core.attention_backward(arguments, (dout, lse, dlse, dq, dk, dv, None, None, None))
-    return dq, dkv
+    return (to_batch(dq), to_batch(dkv)) if packed else (dq, dkv)
+
+
+def ragged(given: dict[str, Any], rows: Tensor, keys: Tensor) -> dict[str, Any]:
+    """keywords() for packed sequences, in a batch of one: the last row of a sequence sits at its last key."""
+    aligned = {"align": "bottom_right"} if "align" in given else {}
+    return given | aligned | {"cu_seqlens_q": rows, "cu_seqlens_k": keys}
+
+
+def to_packed(x: Tensor) -> Tensor:
+    """[1, h, t, ...] as [t, h, ...]."""
+    return x[0].transpose(0, 1)
+
+
+def to_batch(x: Tensor) -> Tensor:
+    """[t, h, ...] as [1, h, t, ...]."""
+    return x.transpose(0, 1)[None]
 
 
 def detached(saved: Sequence[Tensor | None]) -> list[Any]:

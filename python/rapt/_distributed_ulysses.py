@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from rapt._distributed_check import Ranks, Request
-from rapt._distributed_kernel import backward, detached, forward, keys_and_values, keywords
+from rapt._distributed_kernel import backward, detached, forward, keys_and_values, keywords, ragged
 from rapt._distributed_parts import in_parts, in_sequence
 
 
@@ -28,7 +28,7 @@ class UlyssesAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, request: Request) -> tuple[Tensor, Tensor | None]:
-        ranks, options, balanced, alibi, sinks, with_lse = request
+        ranks, options, balanced, alibi, sinks, with_lse, offsets = request
         copies = readers(q.shape[1], k.shape[1], ranks.size)
         if copies > 1:
             k, v = k.repeat_interleave(copies, 1), v.repeat_interleave(copies, 1)
@@ -36,6 +36,9 @@ class UlyssesAttention(torch.autograd.Function):
         own = slice(ranks.rank * q.shape[1], (ranks.rank + 1) * q.shape[1])
         slopes, logits = (None if x is None else x[own] for x in (alibi, sinks))
         given = keywords(options, options.offset if request.has_positions else None, slopes)
+        if offsets is not None:
+            cu_seqlens = torch.tensor(offsets)
+            given = ragged(given, cu_seqlens, cu_seqlens)
         out, lse = forward(q, k, v, q.dtype, sinks=logits, **given)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.call = request, copies, given | {"sinks": logits}
@@ -46,7 +49,8 @@ class UlyssesAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
         q, k, v, out, lse = detached(ctx.saved_tensors)
-        (ranks, _, balanced, *_, with_lse), copies, given = ctx.call
+        request, copies, given = ctx.call
+        ranks, balanced, with_lse = request.ranks, request.balanced, request.with_lse
         b, h, s, width = out.shape
         rows = b, h * ranks.size, s // ranks.size
         dout = _to_heads(out.new_zeros((*rows, width)) if dout is None else dout, ranks, balanced)

@@ -33,7 +33,8 @@ from rapt._autocast import without_autocast
 from rapt._delta_rule import Rule
 from rapt._distributed_check import Group, Numbers, agree, attention_call, check_total, dimension, ranks_of, whole_call
 from rapt._distributed_gather import GatheredAttention
-from rapt._distributed_packed import PackedAttention, as_batch
+from rapt._distributed_kernel import to_packed
+from rapt._distributed_packed import as_batch
 from rapt._distributed_parts import in_sequence, spans
 from rapt._distributed_ring import RingAttention
 from rapt._distributed_ulysses import UlyssesAttention, readers
@@ -79,12 +80,13 @@ def all_gather_attention(
                     As for rapt.attention.
     alibi, sinks    [hq], without gradients. As for rapt.attention. The same on every rank.
     cu_seqlens      int32 or int64 [sequences + 1], the same on every rank: offsets into the tokens of all ranks, which
-                    are packed sequences. q, k and v are [t, hq, d], [t, hk, d] and [t, hk, dv], this rank's share of
-                    consecutive tokens, as large as the others'; out is [t, hq, dv], and lse [t, hq]. Sequences may
-                    begin and end anywhere. Results are then within the bounds of rapt.attention, without the promise of
-                    one process's bits. align and balanced are refused, and window and alibi without causal.
+                    are packed sequences. q, k and v are [t, hq, d], [t, hk, d] and [t, hk, dv], this rank's part of the
+                    tokens, as large as the others'; out is [t, hq, dv], and lse [t, hq]. Sequences may begin and end
+                    anywhere, and may be empty. Results are then within the bounds of rapt.attention, without the
+                    promise of one process's bits. align is refused, and window and alibi without causal.
     align           Where query row 0 of the whole sequence sits among all keys. As for rapt.attention.
-    balanced        Whether a part is chunks r and 2 n - 1 - r of 2 n, of queries and of keys.
+    balanced        Whether a part is chunks r and 2 n - 1 - r of 2 n, of queries and of keys. Of packed sequences, the
+                    chunks are of all tokens.
     group           A process group. All processes if not given.
     return_lse      Returns (out, lse), lse float32 [b, hq, sq], with gradients through both.
 
@@ -135,6 +137,7 @@ def ulysses_attention(
     softcap: float | None = None,
     alibi: Tensor | None = None,
     sinks: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
     balanced: bool = False,
     group: Group = None,
     return_lse: bool = False,
@@ -144,7 +147,8 @@ def ulysses_attention(
     hq must be a multiple of the number of ranks n, and hk a multiple or a divisor of n. If hk is less than n, a key
     head goes to each rank that reads it, and the gradients of these ranks are added in the type of k.
 
-    Arguments, results and errors are those of all_gather_attention without cu_seqlens.
+    Arguments, results and errors are those of all_gather_attention. Packed sequences may also have window and alibi
+    without causal.
     """
     return _attention("ulysses_attention", UlyssesAttention.apply, locals())
 
@@ -282,18 +286,21 @@ def unshard_sequence(x: Tensor, dim: int, *, balanced: bool = False, group: Grou
 def _attention(method: str, run: Callable[..., Any], given: dict[str, Any]) -> Any:
     ranks = ranks_of(given["group"], method)
     call, request, error = None, None, None
-    more: tuple[Any, ...] = ()
+    offsets = given.get("cu_seqlens")
     try:
-        offsets = given.get("cu_seqlens")
-        call, request = attention_call(ranks, given if offsets is None else as_batch(given))
+        given = given if offsets is None else as_batch(method, given)
+        call, request = attention_call(ranks, given)
         if offsets is not None:
-            check_total(offsets, ranks.size * given["q"].shape[0])
-            run, more = PackedAttention.apply, (offsets,)
+            request = request._replace(offsets=offsets.tolist())
         call["cu_seqlens"] = Numbers.of(offsets)
         if method == "ulysses_attention":
             readers(call["hq"], call["hk"], ranks.size)
     except Exception as refused:  # of any kind, or the other ranks would wait
         error = refused
     agree(ranks, call, error)
-    out, lse = run(given["q"], given["k"], given["v"], request, *more)
+    if offsets is not None:  # which are the same on every rank, as is the number of tokens
+        check_total(offsets, ranks.size * given["q"].shape[2])
+    out, lse = run(given["q"], given["k"], given["v"], request)
+    if offsets is not None:
+        out, lse = (x if x is None else to_packed(x).contiguous() for x in (out, lse))
     return (out, lse) if given["return_lse"] else out

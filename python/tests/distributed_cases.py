@@ -13,7 +13,6 @@ import weakref
 from datetime import timedelta
 from unittest import mock
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -22,6 +21,7 @@ from rapt import _distributed_ring
 from rapt.distributed import all_gather_attention, ring_attention, shard_sequence, ulysses_attention, unshard_sequence
 
 METHODS = (all_gather_attention, ring_attention, ulysses_attention)
+PACKED = (all_gather_attention, ulysses_attention)
 SLOPES = torch.linspace(0.02, 0.5, 12)
 SINKS = torch.linspace(-2, 2, 12)
 OPTIONS = {
@@ -120,34 +120,54 @@ def empty_rows(rank, ranks):
         assert all(x.grad.isfinite().all() for x in mine)
 
 
-def packed(rank, ranks):
+def packed(method, rank, ranks):
     """Sequences that begin and end anywhere, one process's results and gradients."""
     t = 24 * ranks
+    hq, hk = 12, 6 if takes(method, (12, 6), ranks) else 1
     torch.manual_seed(4)
-    whole = [torch.randn(t, heads, size) for heads, size in ((4, 16), (2, 16), (2, 24))]
-    dout, dlse = torch.randn(t, 4, 24), torch.randn(t, 4)
-    options = ({"causal": True}, {}, {"causal": True, "window": (7, None), "alibi": SLOPES[:4]}, {"sinks": SINKS[:4]})
-    offsets = ([0, t], [0, 5, 5, 24, 30, t - 1, t], [0, t - 3, t])
-    for given, inner, dtype in itertools.product(options, offsets, (torch.float32, torch.bfloat16)):
-        cu_seqlens = torch.tensor(inner)
-        some = [x.to(dtype) for x in whole]
-        alone = given | {"cu_seqlens_q": cu_seqlens, "cu_seqlens_k": cu_seqlens}
-        out, lse = rapt.attention(*some, return_lse=True, **alone)
-        grads = rapt.attention_backward(dout.to(dtype), *some, out, lse, dlse=dlse, **alone)
-        mine = [shard_sequence(x, 0).requires_grad_() for x in some]
-        got, sums = all_gather_attention(*mine, cu_seqlens=cu_seqlens, return_lse=True, **given)
-        torch.autograd.backward([got, sums], [shard_sequence(x, 0) for x in (dout.to(dtype), dlse)])
-        pairs = [(got, out), (sums, lse), *zip((x.grad for x in mine), (grads.dq, grads.dk, grads.dv))]
-        bound = 1e-5 if dtype is torch.float32 else 4 * torch.finfo(dtype).eps
-        errors = [error(x, shard_sequence(y, 0)) for x, y in pairs]
-        assert all(x <= bound for x in errors), (errors, given, inner, dtype)
-    for name, wrong in (("balanced", np.True_), ("align", 0), ("window", (3, 0))):
-        with raises(ValueError, f"{name}: got"):
-            all_gather_attention(*mine, cu_seqlens=cu_seqlens, **{name: wrong})
+    whole = [torch.randn(t, heads, size) for heads, size in ((hq, 16), (hk, 16), (hk, 24))]
+    dout, dlse = torch.randn(t, hq, 24), torch.randn(t, hq)
+    options = [OPTIONS["causal"], {"sinks": SINKS}, OPTIONS["softcap"], {"causal": True, "window": (7, None), "alibi": SLOPES}]
+    if method is not all_gather_attention:
+        options += [OPTIONS["both_sides"], {"alibi": SLOPES, "sinks": SINKS}]
+    short = [0, 0, *range(1, 20), *range(21, t, 2), t, t]
+    several = [0, 5, 5, 24, 30, t - 1, t]
+    grid = [*itertools.product(options[:2], ([0, t], several, [0, t - 3, t], short)), *((x, several) for x in options[2:])]
+    for (given, inner), balanced in itertools.product(grid, (False, True)):
+        for dtype in (torch.float32, torch.bfloat16) if given is options[0] else (torch.float32,):
+            part = lambda x: shard_sequence(x, 0, balanced=balanced)
+            cu_seqlens = torch.tensor(inner)
+            some = [x.to(dtype) for x in whole]
+            alone = given | {"cu_seqlens_q": cu_seqlens, "cu_seqlens_k": cu_seqlens}
+            alone |= {"align": "bottom_right"} if "window" in given or "alibi" in given else {}
+            out, lse = rapt.attention(*some, return_lse=True, **alone)
+            grads = rapt.attention_backward(dout.to(dtype), *some, out, lse, dlse=dlse, **alone)
+            runs = []
+            for _ in range(2 if inner is several else 1):
+                mine = [part(x).requires_grad_() for x in some]
+                got = method(*mine, cu_seqlens=cu_seqlens, balanced=balanced, return_lse=True, **given)
+                torch.autograd.backward(got, [part(dout.to(dtype)), part(dlse)])
+                runs.append([*got, *(x.grad for x in mine)])
+            assert all(x.is_contiguous() for x in got) and got[0].dtype is dtype
+            assert all(torch.equal(x, y) for x, y in zip(runs[0], runs[-1])), "not the same bits again"
+            wanted = out, lse, grads.dq, grads.dk, grads.dv
+            bound = 1e-5 if dtype is torch.float32 else 4 * torch.finfo(dtype).eps
+            errors = [error(x, part(y)) for x, y in zip(runs[0], wanted)]
+            assert all(x <= bound for x in errors), (errors, given, inner, dtype, balanced)
+    with raises(ValueError, "align: got 0 with cu_seqlens"):
+        method(*mine, cu_seqlens=cu_seqlens, align=0)
+    if method is all_gather_attention:
+        with raises(ValueError, "window: got one with cu_seqlens and without causal; wanted causal=True, or ulysses_attention"):
+            method(*mine, cu_seqlens=cu_seqlens, window=(3, 0))
     with raises(ValueError, f"cu_seqlens: got offsets up to {t + 1}; wanted {t}"):
-        all_gather_attention(*mine, cu_seqlens=torch.tensor([0, t + 1]))
+        method(*mine, cu_seqlens=torch.tensor([0, t + 1]))
     with raises(ValueError, "cu_seqlens: got a tensor with hash"):
-        all_gather_attention(*mine, cu_seqlens=torch.tensor([0, 3 + (rank == 0), t]))
+        method(*mine, cu_seqlens=torch.tensor([0, 3 + (rank == 0), t]))
+    cut = slice(0, -2) if rank == 0 else slice(None)
+    with raises(ValueError, "sq: got 22 on rank 0 and 24 on rank 1; wanted the same on every rank: pad"):
+        method(*(x[cut] for x in mine), cu_seqlens=torch.tensor([0, t - 2]))
+    with raises(ValueError, "q: got 23 rows in a balanced part; wanted an even number"):
+        method(*(x[1:] for x in mine), cu_seqlens=cu_seqlens, balanced=True)
 
 
 def same_bits_again(rank, ranks):
@@ -356,7 +376,8 @@ CASES = {
     for method in METHODS
     for dtype in (torch.float32, torch.bfloat16, torch.float16)
 }
-_OTHERS = (few_rows, empty_rows, packed, same_bits_again, losses_that_differ, no_second_derivatives)
+CASES |= {f"packed-{method.__name__}": functools.partial(packed, method) for method in PACKED}
+_OTHERS = (few_rows, empty_rows, same_bits_again, losses_that_differ, no_second_derivatives)
 for _case in (*_OTHERS, shards, ring_messages, disagreements, refusals, results_do_not_hold_groups):
     CASES[_case.__name__] = _case
 
