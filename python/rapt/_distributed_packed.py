@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from typing import Any, NamedTuple
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from rapt._distributed_check import check_offsets
 from rapt._distributed_kernel import to_batch
+from rapt._distributed_parts import Block, Options, Span, blocks
 from rapt._scalars import boolean
 
 
@@ -35,6 +37,38 @@ def share_of(offsets: list[int], first: int, count: int, causal: bool) -> Share:
     return Share(begin, begin + keys[-1], torch.tensor(rows), torch.tensor(keys))
 
 
+def cut(part: list[Span], offsets: list[int]) -> list[Span]:
+    """The spans of a part, cut where sequences end."""
+    found = []
+    for span in part:
+        start, following = span.start, bisect_right(offsets, span.start)
+        while start < span.stop:
+            stop = min(offsets[following], span.stop)
+            if start < stop:  # or the sequence is empty
+                found.append(Span(span.begin + start - span.start, span.begin + stop - span.start, start))
+            start, following = stop, following + 1
+    return found
+
+
+def packed_blocks(
+    own: list[Span], theirs: list[Span], offsets: list[int], options: Options, has_alibi: bool
+) -> list[Block]:
+    """The kernel calls for what these queries see of these keys, of spans from cut(). One call is for what all rows see
+    of the rank's own spans. The others are few: two disjoint ranges of tokens have at most one sequence in common."""
+    found = []
+    if own == theirs:
+        align = 0 if options.positional or has_alibi else None
+        found.append(Block(0, len(own), 0, own[-1].end, align, (0, *(span.end for span in own))))
+    of_sequence: dict[int, list[Span]] = {}
+    for k in theirs:
+        of_sequence.setdefault(bisect_right(offsets, k.start), []).append(k)
+    for i, q in enumerate(own):
+        for k in of_sequence.get(bisect_right(offsets, q.start), []):
+            if k != q:
+                found += [block._replace(first=i, last=i + 1) for block in blocks([q], [k], options, has_alibi)]
+    return found
+
+
 def as_batch(method: str, given: dict[str, Any]) -> dict[str, Any]:
     """The arguments as a batch of one, so that the checks of batches apply. Raises for what packed sequences add."""
     named, q = {name: given[name] for name in ("q", "k", "v")}, given["q"]
@@ -51,6 +85,6 @@ def as_batch(method: str, given: dict[str, Any]) -> dict[str, Any]:
         for name in ("window", "alibi"):
             if given[name] is not None:
                 got = f"{name}: got one with cu_seqlens and without causal"
-                raise ValueError(f"{got}; wanted causal=True, or ulysses_attention")
+                raise ValueError(f"{got}; wanted causal=True, or another function")
     check_offsets(given["cu_seqlens"])
     return given | {name: to_batch(x) for name, x in named.items() if isinstance(x, Tensor)}

@@ -60,6 +60,7 @@ class Block(NamedTuple):
     begin: int
     end: int
     align: int | None  # None: all rows see all keys
+    offsets: tuple[int, ...] | None = None  # of packed sequences: rows and keys alike begin at these
 
 
 def spans(rank: int, size: int, rows: int, balanced: bool) -> list[Span]:

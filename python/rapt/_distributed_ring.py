@@ -11,15 +11,17 @@ from torch.autograd.function import once_differentiable
 
 import rapt
 from rapt._distributed_check import Ranks, Request
-from rapt._distributed_kernel import backward, concatenated, detached, forward, keys_and_values
+from rapt._distributed_kernel import backward, concatenated, detached, forward, keys_and_values, ragged
+from rapt._distributed_packed import cut, packed_blocks
 from rapt._distributed_parts import Block, Span, blocks
 
 
 class RingAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, request: Request) -> tuple[Tensor, Tensor]:
-        ranks, own = request.ranks, request.spans(q)
-        states: list[tuple[Tensor, Tensor] | None] = [_sink_state(q, v, span, request.sinks) for span in own]
+        ranks, own = request.ranks, _spans(request, q)
+        sinks = request.sinks if request.offsets is None else None  # the first call for packed sequences adds them
+        states: list[tuple[Tensor, Tensor] | None] = [_sink_state(q, v, span, sinks) for span in own]
         kv = concatenated(k, v).contiguous()
         for step in range(ranks.size):
             travel = _Exchange(ranks)
@@ -28,7 +30,8 @@ class RingAttention(torch.autograd.Function):
             for block in _blocks(own, k, request, step):
                 rows, taken = _rows(own, block), slice(block.begin, block.end)
                 some = q[:, :, rows], keys[:, :, taken], values[:, :, taken]
-                out, lse = forward(*some, torch.float32, **request.keywords(block.align))
+                sinks = None if block.offsets is None else request.sinks
+                out, lse = forward(*some, torch.float32, sinks=sinks, **_keywords(request, block))
                 for i in range(block.first, block.last):
                     at = slice(own[i].begin - rows.start, own[i].end - rows.start)
                     states[i] = _merged(states[i], out[:, :, at], lse[:, :, at])
@@ -47,7 +50,7 @@ class RingAttention(torch.autograd.Function):
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
         q, k, v, out, lse = detached(ctx.saved_tensors)
         request = ctx.request
-        ranks, own = request.ranks, request.spans(q)
+        ranks, own = request.ranks, _spans(request, q)
         dout = torch.zeros_like(out) if dout is None else dout
         dq = torch.zeros(q.shape, dtype=torch.float32)
         kv = concatenated(k, v).contiguous()
@@ -65,7 +68,7 @@ class RingAttention(torch.autograd.Function):
                 rows, taken = _rows(own, block), slice(block.begin, block.end)
                 of_rows = None if dlse is None else dlse[:, :, rows]
                 some = (dout[:, :, rows], of_rows, q[:, :, rows], keys[:, :, taken], values[:, :, taken])
-                given = request.keywords(block.align)
+                given = _keywords(request, block)
                 dq_part, dkv_part = backward(*some, out[:, :, rows], lse[:, :, rows], **given)
                 dq[:, :, rows] += dq_part
                 dkv[:, :, taken] += dkv_part
@@ -109,9 +112,25 @@ class _Exchange:
         self.sent = None
 
 
+def _spans(request: Request, x: Tensor, rank: int | None = None) -> list[Span]:
+    spans = request.spans(x, rank)
+    return spans if request.offsets is None else cut(spans, request.offsets)
+
+
 def _blocks(own: list[Span], k: Tensor, request: Request, step: int) -> list[Block]:
-    source = (request.ranks.rank - step) % request.ranks.size
-    return blocks(own, request.spans(k, source), request.options, request.alibi is not None)
+    theirs = _spans(request, k, (request.ranks.rank - step) % request.ranks.size)
+    features = request.options, request.alibi is not None
+    if request.offsets is None:
+        return blocks(own, theirs, *features)
+    return packed_blocks(own, theirs, request.offsets, *features)
+
+
+def _keywords(request: Request, block: Block) -> dict[str, Any]:
+    given = request.keywords(block.align)
+    if block.offsets is None:
+        return given
+    cu_seqlens = torch.tensor(block.offsets)
+    return ragged(given, cu_seqlens, cu_seqlens)
 
 
 def _rows(own: list[Span], block: Block) -> slice:

@@ -109,6 +109,7 @@ def ring_attention(
     softcap: float | None = None,
     alibi: Tensor | None = None,
     sinks: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
     balanced: bool = False,
     group: Group = None,
     return_lse: bool = False,
@@ -119,7 +120,8 @@ def ring_attention(
     two ranks at a time. Blocks of keys that no row sees are not computed. Results are within the bounds of
     rapt.attention (docs/contract.md), and have the same bits in every run with the same number of ranks.
 
-    Arguments, results and errors are those of all_gather_attention without cu_seqlens.
+    Arguments, results and errors are those of all_gather_attention. Packed sequences may also have window and alibi
+    without causal. One call of the kernel is for what a rank's tokens see of each other.
     """
     return _attention("ring_attention", RingAttention.apply, locals())
 
@@ -286,7 +288,7 @@ def unshard_sequence(x: Tensor, dim: int, *, balanced: bool = False, group: Grou
 def _attention(method: str, run: Callable[..., Any], given: dict[str, Any]) -> Any:
     ranks = ranks_of(given["group"], method)
     call, request, error = None, None, None
-    offsets = given.get("cu_seqlens")
+    offsets = given["cu_seqlens"]
     try:
         given = given if offsets is None else as_batch(method, given)
         call, request = attention_call(ranks, given)

@@ -16,6 +16,7 @@ from distributed_cases import CASES, FEW_ROWS, nothing_hangs, rank_main
 
 import rapt.distributed
 from rapt._distributed_kernel import padding
+from rapt._distributed_packed import cut, packed_blocks
 from rapt._distributed_parts import Options, blocks, in_parts, in_sequence, spans
 
 _ALL = CASES | distributed_delta_rule_cases.CASES | distributed_decode_cases.CASES
@@ -87,6 +88,42 @@ def test_blocks_are_what_rows_see():
                             got.append((i, j))
             assert sorted(got) == sorted(wanted)
             assert not has_alibi or all(block.align is not None for block in blocks(own, theirs, options, has_alibi))
+
+
+def test_packed_blocks_are_what_rows_see():
+    """Every pair of a row and a key that it sees is in one block, and no other pair."""
+    draw = random.Random(1)
+    for _ in range(200):
+        size, balanced, causal = draw.randint(1, 5), draw.random() < 0.5, draw.random() < 0.5
+        rows = 2 * draw.randint(1, 4)
+        inner = sorted(draw.randint(0, size * rows) for _ in range(draw.randint(0, 6)))  # some sequences are empty
+        offsets = [0, *inner, size * rows]
+        sequence = [sum(end <= i for end in offsets) for i in range(size * rows)]
+        left, right = draw.choice([-1, 0, 3]), draw.choice([-1, 0, 2])
+        options, has_alibi = Options(causal, 0, left, right, None, None), draw.random() < 0.3
+
+        def sees(i, j):
+            low = max(0 if causal else -99, -right if right >= 0 else -99)
+            return low <= i - j <= (left if left >= 0 else 99)
+
+        for of_rows, of_keys in itertools.product(range(size), repeat=2):
+            own, theirs = (cut(spans(rank, size, rows, balanced), offsets) for rank in (of_rows, of_keys))
+            row, key = ([s.start + i for s in part for i in range(s.end - s.begin)] for part in (own, theirs))
+            assert len(row) == len(key) == rows
+            pairs = itertools.product(range(rows), repeat=2)
+            wanted = [(i, j) for i, j in pairs if sequence[row[i]] == sequence[key[j]] and sees(row[i], key[j])]
+            got = []
+            for block in packed_blocks(own, theirs, offsets, options, has_alibi):
+                begin, end = own[block.first].begin, own[block.last - 1].end
+                if block.offsets is not None:
+                    assert (begin, end, block.begin, block.end) == (0, rows, 0, rows)
+                    for first, last in itertools.pairwise(block.offsets):
+                        got += [(i, j) for i, j in itertools.product(range(first, last), repeat=2) if sees(i, j)]
+                    continue
+                for i, j in itertools.product(range(begin, end), range(block.begin, block.end)):
+                    if block.align is None or sees(i - begin + block.align, j - block.begin):
+                        got.append((i, j))
+            assert sorted(got) == wanted
 
 
 def test_balanced_ranks_do_the_same_work():
