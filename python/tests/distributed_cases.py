@@ -383,11 +383,11 @@ for _case in (*_OTHERS, shards, ring_messages, disagreements, refusals, results_
     CASES[_case.__name__] = _case
 
 
-def rank_main(rank, ranks, folder, cases, last_case=nothing_hangs):
+def rank_main(rank, ranks, folder, cases, last_case=nothing_hangs, rendezvous=None):
     """Runs all cases and writes the error of each, or "", to a file. Ends after an error: ranks may be out of step."""
     torch.set_num_threads(1)
-    store = dist.FileStore(f"{folder}/store", ranks)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=60))
+    found = {"store": dist.FileStore(f"{folder}/store", ranks)} if rendezvous is None else {"init_method": rendezvous}
+    dist.init_process_group("gloo", **found, rank=rank, world_size=ranks, timeout=timedelta(seconds=60))
     for name, case in [*cases.items(), (last_case.__name__, last_case)]:
         report = f"{folder}/{name}.{rank}"
         if case is last_case and rank == ranks - 1:
