@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.profiler import record_function
 
 import rapt
 from rapt import _core
@@ -29,7 +30,8 @@ def forward(q: Tensor, k: Tensor, v: Tensor, dtype: torch.dtype, **given: Any) -
     if packed:
         q, k, v = (to_packed(x) for x in (q, k, v))
     out = q.new_empty((*q.shape[:-1], v.shape[-1]), dtype=dtype)
-    out, lse = rapt.attention(q, k, v, out=out, return_lse=True, **given)
+    with record_function("rapt.distributed.kernel"):
+        out, lse = rapt.attention(q, k, v, out=out, return_lse=True, **given)
     return (to_batch(out), to_batch(lse)) if packed else (out, lse)
 
 
@@ -45,7 +47,8 @@ def backward(
     dkv = torch.empty((*k.shape[:-1], k.shape[-1] + v.shape[-1]), dtype=torch.float32)
     dk, dv = keys_and_values(dkv, k.shape[-1])
     arguments = forward_arguments(q, k, v, out=out, **given)
-    _core.attention_backward(arguments, (dout, lse, dlse, dq, dk, dv, None, None, None))
+    with record_function("rapt.distributed.kernel"):
+        _core.attention_backward(arguments, (dout, lse, dlse, dq, dk, dv, None, None, None))
     return (to_batch(dq), to_batch(dkv)) if packed else (dq, dkv)
 
 

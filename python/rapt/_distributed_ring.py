@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.profiler import record_function
 
 import rapt
 from rapt._distributed_check import Ranks, Request
@@ -106,7 +107,7 @@ class _Exchange:
         return arriving
 
     def wait(self) -> None:
-        with self.ranks.messages():
+        with self.ranks.messages(), record_function("rapt.distributed.wait"):
             for work in self.work:
                 work.wait()
         self.sent = None

@@ -1,6 +1,7 @@
 """The programs of python/examples."""
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -135,7 +136,7 @@ def test_embedding_server(random):
 
 def test_every_example_is_tested():
     known = {"context_parallel", "deepseek_block", "embedding_server", "finetune_context_parallel", "finetune_minilm"}
-    known |= {"kimi_linear_block", "quantised_chat"}
+    known |= {"kimi_linear_block", "quantised_chat", "ring_overlap"}
     assert {path.stem for path in EXAMPLES.glob("*.py")} == known
 
 
@@ -153,6 +154,20 @@ def by_torchrun(program, *options):
 def test_context_parallel_by_torchrun():
     first, second = by_torchrun("context_parallel", "--tokens", "64", "--method", "ring_attention")
     assert first.startswith("ring_attention: loss ") and second.startswith("context_parallel: loss ")
+
+
+def test_messages_travel_while_the_kernel_computes(tmp_path):
+    forward, backward = by_torchrun("ring_overlap", "--tokens", "1024", "--trace", str(tmp_path / "ring.json"))
+    assert forward.startswith("forward: kernels ") and backward.startswith("backward: kernels ")
+    assert all(line.endswith(" hidden") for line in (forward, backward))
+    begins = {}
+    for event in json.loads((tmp_path / "ring.json").read_text())["traceEvents"]:
+        if event["ph"] == "X":
+            begins.setdefault(event["name"], []).append(event["ts"])
+    labels = "c10d::send", "rapt.distributed.kernel", "rapt.distributed.wait"
+    sent, kernels, waits = (sorted(begins[name]) for name in labels)
+    assert len(sent) == 1 and len(kernels) == 2  # of two ranks' keys
+    assert sent[0] < kernels[0] < waits[0] < kernels[1]
 
 
 def test_finetuning_over_processes():
