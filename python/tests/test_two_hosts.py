@@ -66,14 +66,14 @@ def keys_cross_the_cable(rank, ranks):
 def cable_is_cut(rank, ranks):
     """Every rank raises, at the latest after the timeout of the group."""
     q, k, v = (shard_sequence(x, 2) for x in inputs(2, 2, 48, 48, torch.float32)[:3])
-    group = dist.new_group(timeout=timedelta(seconds=2))
+    group = dist.new_group(timeout=timedelta(seconds=10))
     begin, last = time.monotonic(), rank == ranks - 1
     with raises(RuntimeError, f"ring_attention: rank {rank} lost another rank of its group (ranks 0, 1, 2, 3)"):
         for call in range(1000):
             if last and call == 5:
                 subprocess.run(["ip", "link", "set", "eth0", "down"], check=True)
             ring_attention(q, k, v, group=group)
-    assert time.monotonic() - begin < 30
+    assert time.monotonic() - begin < 60
     if last:  # torchrun wants to hear from the other host
         subprocess.run(["ip", "link", "set", "eth0", "up"], check=True)
 
