@@ -166,10 +166,6 @@ TEST_CASE("cuda host: entries say what they multiply in, which GPUs they need an
 }
 
 TEST_CASE("cuda host: quantised caches and queries of 8 bits go to the kernels that are made for them", "[unit]") {
-  const std::vector<EntryInfo> all = entries();
-  const auto is_here = [&](const std::string& name) {
-    return std::any_of(all.begin(), all.end(), [&](const EntryInfo& entry) { return entry.name == name; });
-  };
   const std::string decode = "attention_decode.", prefill = "attention_prefill.", sm90a = ".cuda.sm90a",
                     simt = "attention_simt.f32.cuda.q64k64", naive = "attention_naive.f32.cuda";
   const std::vector<std::pair<std::string, std::string>> wanted = {
@@ -203,7 +199,7 @@ TEST_CASE("cuda host: quantised caches and queries of 8 bits go to the kernels t
     problem.device = DeviceType::cuda;
     INFO(problem.to_string());
     const std::string without = entry == naive ? naive : simt;  // where 90a is not among the architectures
-    CHECK(Plan(problem, Context()).entry() == (is_here(entry) ? entry : without));
+    CHECK(Plan(problem, Context()).entry() == (has_entry(entry) ? entry : without));
   }
 }
 
@@ -214,13 +210,11 @@ TEST_CASE("cuda host: one row over many latents goes to kernels for that on Hopp
       {"dtype=f16 d=320 dv=256", "attention_latent.f16.cuda.sm90a"},
       {"dtype=f32 d=40 dv=32", "attention_decode.f32.cuda.sm90a"},
       {"dtype=f32 d=576 dv=512", "attention_simt.f32.cuda.q64k64"}};
-  const std::vector<EntryInfo> all = entries();
   for (const auto& [words, entry] : wanted) {
     const AttentionProblem problem =
         AttentionProblem::parse("attention device=cuda hq=16 hk=1 sq=1 sk=4096 latent " + words);
     INFO(problem.to_string());
-    const bool is_here = std::any_of(all.begin(), all.end(), [&](const EntryInfo& e) { return e.name == entry; });
-    CHECK(Plan(problem, Context()).entry() == (is_here ? entry : "attention_simt.f32.cuda.q64k64"));
+    CHECK(Plan(problem, Context()).entry() == (has_entry(entry) ? entry : "attention_simt.f32.cuda.q64k64"));
   }
 }
 

@@ -542,8 +542,8 @@ Reference oracle(const AttentionArgs& args, std::int64_t row_step) {
     const Keys values(args.kv, true, n, kv_head, seen.begin, seen.length);
     const Operands operands(keys, values);
     std::vector<Range> blocks;
-    for (std::int64_t i = 0; i<own_q.length; i += row_step> 1 ? row_step : kRowBlock)
-      blocks.push_back({i, row_step > 1 ? 1 : std::min(kRowBlock, own_q.length - i)});
+    const std::int64_t block = row_step > 1 ? 1 : kRowBlock, step = row_step > 1 ? row_step : kRowBlock;
+    for (std::int64_t i = 0; i < own_q.length; i += step) blocks.push_back({i, std::min(block, own_q.length - i)});
     if (!blocks.empty() && blocks.back().begin + blocks.back().length < own_q.length)
       blocks.push_back({own_q.length - 1, 1});
     parallel_for(hq / hk * std::ssize(blocks), threads, [&](std::int64_t item) {

@@ -15,6 +15,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <random>
@@ -71,13 +72,14 @@ class EmulatedGpu {
   }
   void wait_for_block() { wait(State::at_block); }
   void wait_for_warp() { wait(State::at_warp); }
-  // What all lanes of the warp, or threads of the block, gave.
+  // What all lanes of the warp gave.
   template <class T>
   std::array<T, 32> of_warp(T x) {
-    given_[thread] = std::bit_cast<std::uint64_t>(Wide<T>{x, {}});
+    static_assert(sizeof(T) <= sizeof given_[0]);
+    std::memcpy(&given_[thread], &x, sizeof x);
     wait_for_warp();
     std::array<T, 32> all;
-    for (unsigned lane = 0; lane < 32; ++lane) all[lane] = std::bit_cast<Wide<T>>(given_[thread / 32 * 32 + lane]).x;
+    for (unsigned lane = 0; lane < 32; ++lane) std::memcpy(&all[lane], &given_[thread / 32 * 32 + lane], sizeof x);
     wait_for_warp();
     return all;
   }
@@ -95,17 +97,6 @@ class EmulatedGpu {
     ucontext_t context;
     State state;
     std::array<char, 1 << 16> stack;
-  };
-  template <class T>
-  struct Wide {
-    T x;
-    std::array<char, sizeof(std::uint64_t) - sizeof(T)> rest;
-  };
-  template <class T>
-  requires(sizeof(T) == sizeof(std::uint64_t)) struct Wide<T> {
-    T x;
-    struct {
-    } rest [[no_unique_address]];
   };
 
   static void enter();
