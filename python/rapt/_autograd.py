@@ -96,7 +96,7 @@ def register_gradients(
         with torch._C._AutoDispatchBelowAutograd():
             return plain.overload.redispatch(keyset & torch._C._after_autograd_keyset, *inputs)
 
-    for device in ("CPU", "CUDA"):
+    for device in ("CPU", "CUDA") if otherwise else ("CPU", "CUDA", "Meta"):  # of all others, `otherwise` has gradients
         plain.set_autograd(device, run_recorded)
     return Attention.apply, AttentionAndLse.apply
 

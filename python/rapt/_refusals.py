@@ -186,6 +186,23 @@ def cuda_differentiates(q: Tensor, v: Tensor, modifiers: dict[str, Any]) -> bool
     return _has_gradients(" ".join(words + [word for word, given in modifiers.items() if given is not None]))
 
 
+def differentiates(q: Tensor, v: Tensor, mask: Tensor | None) -> bool:
+    """Whether gradients of such a call of scaled_dot_product_attention, without dropout, are rapt's to compute."""
+    if q.is_cpu:
+        return True
+    mask, bias = (mask, None) if mask is None or mask.dtype is torch.bool else (None, mask)
+    return cuda_differentiates(q, v, {"mask=1": mask, "bias=1 dbias": bias})
+
+
+def gradient_refusal(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> str:
+    """Why a call that rapt could do is PyTorch's for its gradients, "" if it is not."""
+    if not q.is_cuda or not needs_grad(q, k, v, mask) or differentiates(q, v, mask):
+        return ""
+    with_mask = "" if mask is None else " and an attn_mask"
+    heads = f"heads of {q.shape[-1]} and {v.shape[-1]} columns"
+    return f"gradients on a GPU of tensors of {q.dtype}, {heads}{with_mask}, for which dispatch has only its naive kernel"
+
+
 def cuda_decodes(dtype: torch.dtype, d: int, dv: int) -> bool:
     """Whether dispatch has an entry made for one row over many keys, of which values are columns, on a GPU."""
     problem = f"attention device=cuda dtype={_DTYPES[dtype]} hq=16 hk=1 sq=1 sk=4096 d={d} dv={dv} latent"

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rapt import _core, _flops, _refusals, _sdpa
-from rapt._autograd import check_dropout, check_wanted, differentiate_again, register_gradients
+from rapt._autograd import check_wanted, register_gradients
 from rapt._operators import Operator, attention_schemas
 
 
@@ -69,57 +69,13 @@ _flops.counted(_NAME, _NAME + "_with_lse")(_flops.attention)
 _flops.counted(_NAME + "_backward")(_flops.attention_backward(6))
 
 
-def _differentiates(*inputs: Any) -> bool:
-    """Whether rapt computes the gradients of such a call."""
-    q, _, v, mask, _, _, _, dropout_p = (*inputs, 0.0)[:8]
-    if q.is_cpu:
-        return True
-    mask, bias = (mask, None) if mask is None or mask.dtype is torch.bool else (None, mask)
-    return _refusals.cuda_differentiates(q, v, {"mask=1": mask, "bias=1 dbias": bias, "dropout=0.5": dropout_p or None})
-
-
-# Elsewhere the backward is PyTorch's, of the attention computed again.
-
-
-def _setup_again(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    query, key, value, attn_mask, ctx.is_causal, ctx.scale, ctx.enable_gqa, dropout_p, _ = inputs
-    check_dropout(dropout_p, query)
-    ctx.save_for_backward(query, key, value, attn_mask)
-
-
-def _backward_again(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    def attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-        is_causal = ctx.is_causal
-        if mask is not None:
-            mask, is_causal = _sdpa.merged(query, key, mask, is_causal)
-            if mask.is_cuda and mask.is_floating_point():
-                mask = mask.to(query.dtype)  # PyTorch's CUDA kernels take no other
-        out: Tensor = _sdpa.pytorch(query, key, value, mask, 0.0, is_causal, scale=ctx.scale, enable_gqa=ctx.enable_gqa)
-        return out
-
-    return (*differentiate_again(attention, ctx.saved_tensors, ctx.needs_input_grad[:4], grad), *[None] * 5)
-
-
-class _FunctionAgain(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> Tensor:
-        output = _sdpa.forward(*inputs)
-        _setup_again(ctx, inputs, output)
-        return output
-
-    backward = staticmethod(_backward_again)
-
-
 def forward_with_gradients(*inputs: Any) -> Tensor:
     """_sdpa.forward() of eager calls where a gradient is to be recorded."""
-    if inputs[0].is_cpu or _differentiates(*inputs):
-        return _run(*inputs, None)
-    out: Tensor = _FunctionAgain.apply(*inputs)  # type: ignore[no-untyped-call]
-    return out
+    return _run(*inputs, None)
 
 
 def recorded(made: tuple[Tensor, Tensor], *inputs: Any) -> Tensor:
-    """`out` with its gradients, where the extension has made (out, lse) on the CPU, without dropout."""
+    """`out` with its gradients, where the extension has made (out, lse), without dropout."""
     return _run(*inputs, 0.0, None, made)
 
 
@@ -135,6 +91,4 @@ _run, _ = register_gradients(
     _sdpa.run,
     _sdpa.gradients,
     _by_extension,
-    computes=_differentiates,
-    otherwise=_operator.autograd_of(_backward_again, _setup_again, "CUDA"),
 )

@@ -33,13 +33,11 @@ the sequence over ranks with rapt.distributed, and takes no masks and no dropout
 runs on rapt. rapt takes CausalBias. In torch.profiler a call is the event "rapt::scaled_dot_product_attention".
 
 On a GPU, the work is queued on PyTorch's current stream. PyTorch keeps the calls that it computes faster: values of
-more than 576 columns, and bfloat16 and float16 unless rapt's dispatch has a tensor-core kernel for them or RAPT_KERNEL
-names an entry. `torch.ops.rapt.scaled_dot_product_attention` takes these calls too, and raises ValueError for calls
-without a kernel.
+more than 576 columns; bfloat16 and float16 unless rapt's dispatch has a tensor-core kernel for them or RAPT_KERNEL
+names an entry; and calls whose gradients are recorded, where dispatch has only its naive kernel of attention_backward.
+`torch.ops.rapt.scaled_dot_product_attention` takes these calls too, and raises ValueError for calls without a kernel.
 
-On the CPU, rapt computes gradients, also those of float masks. On a GPU, it computes those of calls for which dispatch
-has an entry of attention_backward that is not naive. Other backwards recompute the attention with PyTorch's function
-and differentiate that. rapt's gradients have no second derivatives: for those, use
+rapt's gradients, also those of float masks, have no second derivatives: for those, use
 torch.nn.attention.sdpa_kernel(SDPBackend.MATH). CPU calls run on PyTorch's own threads, torch.get_num_threads() of
 them, if rapt finds PyTorch's OpenMP runtime; rapt.info()["pools"] says whether it does.
 
@@ -149,8 +147,11 @@ def scaled_dot_product_attention(
         reason = _refusals.refusal(query, key, value, attn_mask, enable_gqa) or _refusals.preference(query, value)
         if not reason and dropout_p != 0:
             reason = _refusals.dropout_refusal(query, dropout_p)
+        reason = reason or _refusals.gradient_refusal(query, key, value, attn_mask)
         if reason and attn_mask is not None:
             attn_mask, is_causal = _sdpa.merged(query, key, attn_mask, is_causal)
+            if attn_mask.is_cuda and attn_mask.dtype is torch.float32:
+                attn_mask = attn_mask.to(query.dtype)  # PyTorch's CUDA kernels take no other
         if not eager and not reason:
             reason = _refusals.graph_refusal(query, key, value, attn_mask)
     if reason:

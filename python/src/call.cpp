@@ -325,7 +325,7 @@ void run_as_torch(const AttentionArgs& args) {
   run_unlocked(args, context);
 }
 void run_as_torch(const AttentionBackwardArgs& args) {
-  run_unlocked(args, context_for(torch_threads(*loaded_torch()), {}, Pool::torch, nullptr));
+  run_unlocked(args, context_for(torch_threads(*loaded_torch()), {}, Pool::torch, torch_stream(args.q.device)));
 }
 
 void bind_attention(nb::module_& m) {

@@ -148,22 +148,48 @@ bool nothing_intercepts() {
   return once([] { return State(); }).is_plain();
 }
 
-// Whether rapt's kernels are those to choose. What Python has answered once stays.
+// What Python says of calls on a GPU, by their types and head dimensions. What it has answered once stays.
+class GpuAnswers {
+ public:
+  template <class Ask>
+  bool get(const MutableTensorView& q, const MutableTensorView& v, std::optional<DType> mask, const Ask& ask) {
+    const Call call{q.dtype, mask, size(q, 1), size(v, 1)};
+    {
+      const std::lock_guard lock(mutex_);
+      if (const auto known = answers_.find(call); known != answers_.end()) return known->second;
+    }
+    const bool answer = nb::object(ask()).is(Py_True);
+    const std::lock_guard lock(mutex_);
+    answers_.emplace(call, answer);
+    return answer;
+  }
+
+ private:
+  using Call = std::tuple<DType, std::optional<DType>, std::int64_t, std::int64_t>;
+  std::mutex mutex_;
+  std::map<Call, bool> answers_;
+};
+
+// Whether rapt's kernels are those to choose.
 bool is_preferred(nb::handle query, const MutableTensorView& q, const MutableTensorView& v) {
   if (q.device.type == DeviceType::cpu) return true;
-  using Heads = std::tuple<DType, std::int64_t, std::int64_t>;
-  static std::mutex mutex;
-  static std::map<Heads, bool> answers;
-  const Heads heads{q.dtype, size(q, 1), size(v, 1)};
-  {
-    const std::lock_guard lock(mutex);
-    if (const auto known = answers.find(heads); known != answers.end()) return known->second;
-  }
-  const nb::handle takes = once([] { return held(nb::module_::import_("rapt._refusals").attr("cuda_takes")); });
-  const bool answer = takes(query.attr("dtype"), size(q, 1), size(v, 1)).is(Py_True);
-  const std::lock_guard lock(mutex);
-  answers.emplace(heads, answer);
-  return answer;
+  static GpuAnswers answers;
+  return answers.get(q, v, {}, [&] {
+    const nb::handle takes = once([] { return held(nb::module_::import_("rapt._refusals").attr("cuda_takes")); });
+    return takes(query.attr("dtype"), size(q, 1), size(v, 1));
+  });
+}
+
+// Whether rapt computes gradients of such a call of scaled_dot_product_attention.
+bool is_differentiated(nb::handle query, nb::handle value, nb::handle attn_mask, const SdpaViews& t) {
+  if (t.q.device.type == DeviceType::cpu) return true;
+  static GpuAnswers answers;
+  const auto mask = t.attn_mask ? std::optional(t.attn_mask.dtype) : std::nullopt;
+  return answers.get(t.q, t.v, mask, [&] {
+    const nb::handle differentiates =
+        once([] { return held(nb::module_::import_("rapt._refusals").attr("differentiates")); });
+    return differentiates(query, value, attn_mask);
+  });
 }
 
 // Laid out as rapt._sdpa.result_like() does it: like the query where PyTorch's fused kernel would run.
@@ -228,7 +254,7 @@ class SdpaCall {
   std::optional<float> factor_;
 };
 
-// Gradients on the CPU of query, key, value and attn_mask, null for what is not wanted. Whether they were computed.
+// Gradients of query, key, value and attn_mask, null for what is not wanted. Whether they were computed.
 using Gradients = std::array<nb::object, 4>;
 bool sdpa_gradients(Caller caller, nb::handle grad_out, nb::handle grad_lse, nb::handle query, nb::handle key,
                     nb::handle value, nb::handle attn_mask, nb::handle out, nb::handle lse, nb::handle seed,
@@ -245,8 +271,7 @@ bool sdpa_gradients(Caller caller, nb::handle grad_out, nb::handle grad_lse, nb:
       !tensors.read(out, t.out) || !tensors.read(lse, t.lse) || tensors.recorded())
     return false;
   // What broadcasts is summed by the library but for heads of queries, and batches.
-  if (t.q.ndim != 4 || !fit(t.q, t.k, t.v, true) || size(t.out, 3) != size(t.q, 3) || wanted.size() != made.size() ||
-      t.q.device.type != DeviceType::cpu)
+  if (t.q.ndim != 4 || !fit(t.q, t.k, t.v, true) || size(t.out, 3) != size(t.q, 3) || wanted.size() != made.size())
     return false;
   const AttentionArgs forward = sdpa_args(t, factor, is_causal);
   args.q = forward.q, args.kv = forward.kv, args.score = forward.score;
@@ -303,7 +328,8 @@ nb::object eager_sdpa(nb::handle query, nb::handle key, nb::handle value, nb::ha
   SdpaCall call(*torch, Caller::python);
   if (!call.read(query, key, value, attn_mask, is_causal, scale, enable_gqa)) return refusal();
   const SdpaViews& t = call.views();
-  if (!is_preferred(query, t.q, t.v) || (call.recorded() && t.q.device.type != DeviceType::cpu)) return refusal();
+  if (!is_preferred(query, t.q, t.v)) return refusal();
+  if (call.recorded() && !is_differentiated(query, value, attn_mask, t)) return refusal();
   nb::object out, lse;
   if (!call.run(query, call.recorded(), out, lse)) return refusal();
   if (!call.recorded()) return out;

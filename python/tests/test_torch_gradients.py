@@ -241,27 +241,20 @@ def composed(q, k, v, bias=None):
     return _model_attention.composed(q, k, v, None, bias, None, True, -1, None, 0.25)
 
 
-PYTORCHS = [
-    (_sdpa_autograd, lambda q, k, v, bias: (q, k, v, bias, True, 0.25, False, 0.0, None), 1),
-    (_model_attention, lambda q, k, v, bias: (q, k, v, None, bias, None, True, -1, None, 0.25, 0.0, None), 2),
-]
-
-
-@pytest.mark.parametrize("of, arguments, tokens", PYTORCHS, ids=["sdpa", "transformers"])
-def test_where_the_backward_is_pytorchs(of, arguments, tokens):
+def test_where_the_backward_is_pytorchs():
     """Which it is on GPUs. There are second derivatives, and nothing is computed that is not wanted."""
 
     class Again(torch.autograd.Function):
         @staticmethod
         def forward(ctx, *inputs):
-            out = of.forward(*inputs) if of is _model_attention else rapt._sdpa.forward(*inputs)
-            of._setup_again(ctx, inputs, out)
+            out = _model_attention.forward(*inputs)
+            _model_attention._setup_again(ctx, inputs, out)
             return out
 
-        backward = staticmethod(of._backward_again)
+        backward = staticmethod(_model_attention._backward_again)
 
-    def again(*tensors):
-        return Again.apply(*arguments(*tensors)).transpose(1, tokens)
+    def again(q, k, v, bias):
+        return Again.apply(q, k, v, None, bias, None, True, -1, None, 0.25, 0.0, None).transpose(1, 2)
 
     def derivatives(function, inputs):
         first = torch.autograd.grad(function(*inputs).square().sum(), inputs, create_graph=True)
@@ -306,10 +299,17 @@ GRADIENTS = {
 
 @pytest.mark.parametrize("heads", [4, 1])  # which the extension differentiates, or Python
 @pytest.mark.parametrize("grad", GRADIENTS.values(), ids=GRADIENTS)
-@pytest.mark.parametrize("of, arguments", [each[:2] for each in PYTORCHS], ids=["sdpa", "transformers"])
-def test_gradients_that_the_dispatcher_resolves(of, arguments, grad, heads):
+@pytest.mark.parametrize(
+    "of, options",
+    [
+        (_sdpa_autograd, (None, True, 0.25, False, 0.0, None)),
+        (_model_attention, (None, None, None, True, -1, None, 0.25, 0.0, None)),
+    ],
+    ids=["sdpa", "transformers"],
+)
+def test_gradients_that_the_dispatcher_resolves(of, options, grad, heads):
     inputs = draw((2, 4, 9, 16), *[(2, heads, 9, 16)] * 2)
-    out = of.forward_with_gradients(*arguments(*inputs, None))
+    out = of.forward_with_gradients(*inputs, *options)
     plain = torch.randn(out.shape)
     wanted = torch.autograd.grad(out, inputs, torch.zeros_like(plain) if grad is GRADIENTS["zeros"] else plain, retain_graph=True)
     with backward_calls() as calls:
@@ -511,13 +511,16 @@ def test_dropout_of_everything_and_of_no_probability():
         ours(q, q, q, dropout_p=1.5)
 
 
-@pytest.mark.parametrize(
-    "of, options", [(_sdpa_autograd, (None, False, None, False)), (_model_attention, (*[None] * 3, False, -1, None, 0.25))]
-)
-def test_dropout_where_no_kernel_has_it(of, options):
+def test_dropout_where_no_kernel_has_it():
     x = torch.empty(2, 4, 9, 16, device="meta", requires_grad=True)
     with pytest.raises(ValueError, match="dropout_p: got 0.5 for tensors on meta; wanted 0, or tensors on the cpu"):
-        of.operator(x, x, x, *options, 0.5, torch.tensor(1))
+        _model_attention.operator(x, x, x, *[None] * 3, False, -1, None, 0.25, 0.5, torch.tensor(1))
+
+
+def test_gradients_of_meta_tensors():
+    x = torch.empty(2, 4, 9, 16, device="meta", requires_grad=True)
+    _sdpa_autograd.operator(x, x, x, None, False, None, False).sum().backward()
+    assert x.grad.shape == x.shape
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

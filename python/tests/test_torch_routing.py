@@ -134,7 +134,6 @@ GRADIENTS = [
     ("sdpa", {"dtype": torch.float32}, False),
     ("sdpa", {"mask": MASK}, False),
     ("sdpa", {"mask": BIAS}, False),
-    ("sdpa", {"dropout": 0.1}, False),
     ("models", {}, True),
     ("models", {"mask": MASK}, False),
     ("models", {"bias": BIAS}, False),
@@ -153,7 +152,8 @@ GRADIENTS = [
 def differentiates(function, d=64, dv=0, dtype=torch.bfloat16, mask=None, bias=None, sinks=None, alibi=None, softcap=None, dropout=0.0):
     q, v = on_gpu(2, 4, 9, d, dtype=dtype), on_gpu(2, 4, 9, dv or d, dtype=dtype)
     if function == "sdpa":
-        return rapt._sdpa_autograd._differentiates(q, q, v, mask, True, None, False, dropout)
+        assert bool(rapt._refusals.gradient_refusal(q, q, v, mask)) != rapt._refusals.differentiates(q, v, mask)
+        return rapt._refusals.differentiates(q, v, mask)
     if function == "models":
         return rapt._model_attention._differentiates(q, q, v, mask, bias, sinks, True, -1, softcap, 0.25, dropout)
     return rapt._flash_attn.differentiates(q, v, alibi, sinks, softcap or 0.0, dropout)
