@@ -413,16 +413,6 @@ __device__ __forceinline__ void wgmma_ab(float (&d)[128], std::uint32_t a, std::
                    "l"(descriptor<kRowBytes>(b)));
 }
 
-// d (+)= a^T b with both in shared memory with k outermost; A has 64 columns.
-template <class T, int kRowBytes = 128>
-__device__ __forceinline__ void wgmma_atb(float (&d)[32], std::uint32_t a, std::uint32_t b, int add) {
-  RAPT_WGMMA_TYPED(64, "%32, %33, add, 1, 1, 1, 1", 34, "l"(descriptor<kRowBytes>(a)), "l"(descriptor<kRowBytes>(b)));
-}
-template <class T, int kRowBytes = 128>
-__device__ __forceinline__ void wgmma_atb(float (&d)[64], std::uint32_t a, std::uint32_t b, int add) {
-  RAPT_WGMMA_TYPED(128, "%64, %65, add, 1, 1, 1, 1", 66, "l"(descriptor<kRowBytes>(a)), "l"(descriptor<kRowBytes>(b)));
-}
-
 #undef RAPT_TEN
 #undef RAPT_NAMES_32
 #undef RAPT_NAMES_48

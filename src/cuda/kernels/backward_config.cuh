@@ -16,8 +16,8 @@ struct BackwardConfig {
   static constexpr int kSize = kSize_;         // columns of rows in shared memory, of d and dv alike
   static constexpr bool kOfKeys = kOfKeys_;    // dk and dv; else dq
   static constexpr bool kKeepsDs = kKeepsDs_;  // dS is left in memory for dq
-  // Math warpgroups, with 64 own rows each. (Three would leave multiprocessors idle: a portion of dS has few blocks.)
-  static constexpr int kGroups = kOfKeys && kSize == 64 && !kKeepsDs ? 3 : 2;
+  // Math warpgroups, with 64 own rows each.
+  static constexpr int kGroups = 2;
   static constexpr int kThreads = 128 * (kGroups + 1);
   static constexpr int kOwn = kBackwardTile * kGroups;
   static constexpr int kPanels = kSize / 64;
@@ -25,11 +25,11 @@ struct BackwardConfig {
   static constexpr int kOwnBytes = kPanels * kOwnPanel, kOtherBytes = kPanels * kOtherPanel;
   // A place of the ring: the two tensors' rows; for keys also the rows' lse and delta.
   static constexpr int kRowsAt = 2 * kOtherBytes, kPlaceBytes = kRowsAt + (kOfKeys ? 1024 : 0), kStages = 4;
-  static constexpr int kDsAt = 2 * kOwnBytes + kStages * kPlaceBytes;  // from where TMA stores dS
-  static constexpr int kSharedBytes = 1024 + kDsAt + (kKeepsDs ? kGroups * kDsTileBytes : 0);
-  static constexpr int kLoadRegisters = kGroups == 3 ? 32 : 40, kMathRegisters = kGroups == 3 ? 160 : 232;
+  static constexpr int kSharedBytes = 1024 + 2 * kOwnBytes + kStages * kPlaceBytes;
+  static constexpr int kLoadRegisters = 40, kMathRegisters = 232;
   // Whether a tile's scores run beside the sums of the tile before: registers must have room for the operands of these.
-  static constexpr bool kOverlaps = !kOfKeys;
+  static constexpr bool kOverlaps = !kOfKeys || (kSize == 64 && !kKeepsDs);
+  static constexpr bool kLoadsAhead = kSize == 64 && !kOverlaps;  // rows' delta before a tile's products: likewise
   static_assert(kLoadRegisters + kGroups * kMathRegisters <= 65536 / kThreads / 8 * 8 * (kGroups + 1),
                 "warpgroups would wait for registers for ever: there are no more than the launch took");
   static_assert(kSharedBytes <= 227 << 10);

@@ -6,6 +6,7 @@
 // anew.
 #pragma once
 
+#include "cuda/hopper/codes.cuh"
 #include "cuda/kernels/backward_store.cuh"
 #include "cuda/tile/launch.cuh"
 
@@ -54,22 +55,37 @@ __device__ void add_up_queries(const BackwardBlock<C>& block, const Ring<C::kSta
   const KeyRange32 low_range = block.tiles_of(block.own + tile * kBackwardTile),
                    high_range = block.tiles_of(block.own + (tile + 1) * kBackwardTile);
   float low[C::kSize / 2] = {}, high[C::kSize / 2] = {};  // of the first 64 rows and the others
-  const auto add = [&](float(&sums)[C::kSize / 2], const KeyRange32& range, int n, int i) {
-    if (n < range.first || n >= range.last) return;
-    pin(sums);
-    wgmma_fence();
-    const std::uint32_t ds = matrix_at(ring.slot(n) + C::kOtherBytes + i * kDsTileBytes),
-                        k = matrix_at(ring.slot(n), C::kOtherPanel);
+  std::uint32_t of_low[16], of_high[16];
+  // dS of a tile's 64 rows: the words that warps of attention_backward left, each of 16 keys, transposed to operands.
+  const auto load = [&](std::uint32_t(&ds)[16], int n, int i) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+    const std::uint32_t from = ring.slot(n) + C::kOtherBytes + i * kDsTileBytes + (warp * 32 + lane) * 16;
 #pragma unroll
-    for (int step = 0; step < 4; ++step) wgmma_atb<typename C::Element>(sums, ds + step * 128, k + step * 128, 1);
+    for (int keys = 0; keys < 4; ++keys) {
+      const float4 x = load16(from + keys * 2048);
+      ds[4 * keys] = transpose(__float_as_uint(x.x)), ds[4 * keys + 1] = transpose(__float_as_uint(x.z));
+      ds[4 * keys + 2] = transpose(__float_as_uint(x.y)), ds[4 * keys + 3] = transpose(__float_as_uint(x.w));
+    }
+  };
+  const auto add = [&](float(&sums)[C::kSize / 2], std::uint32_t(&ds)[16], int n) {
+    pin(ds), pin(sums);
+    wgmma_fence();
+    const std::uint32_t k = matrix_at(ring.slot(n), C::kOtherPanel);
+#pragma unroll
+    for (int step = 0; step < 4; ++step) wgmma_ab<typename C::Element>(sums, ds + 4 * step, k + step * 128, 1);
     wgmma_commit();
-    wgmma_wait<0>();
-    pin(sums);
   };
 #pragma unroll 1
   for (int n = 0; n < block.tiles; ++n) {
     ring.wait_full(n);
-    add(low, low_range, n, tile), add(high, high_range, n, tile + 1);
+    const bool adds_low = n >= low_range.first && n < low_range.last,
+               adds_high = n >= high_range.first && n < high_range.last;
+    if (adds_low) load(of_low, n, tile);
+    if (adds_high) load(of_high, n, tile + 1);
+    if (adds_low) add(low, of_low, n);
+    if (adds_high) add(high, of_high, n);
+    wgmma_wait<0>();
+    pin(low), pin(high);
     ring.release(n);
   }
   const auto& p = block.p;

@@ -29,21 +29,23 @@ struct BackwardMath {
 
   const BackwardBlock<C>& block;
   const Ring<C::kStages>& ring;
-  const std::uint32_t own;  // the first own row of the warpgroup in shared memory
-  const int first;          // and its number
-  const std::uint32_t ds;   // the place of its dS
-  const int lane = threadIdx.x % 32, own_row = threadIdx.x / 32 % 4 * 16 + lane / 4;  // own_row: and own_row + 8
+  const std::uint32_t own;                   // the first own row of the warpgroup in shared memory
+  const int group, first;                    // which warpgroup, and the number of that row
+  std::uint32_t thread = threadIdx.x % 128;  // of the warpgroup
 
   float sums[kSums], value_sums[kOfKeys ? kSums : 1];  // dK and dV, or dQ
   float lse[2], delta[2], dp_factor[2];                // of own rows
   std::uint32_t weights[16], derivatives[16];
+  KeyRange32 whole;     // the tiles of which each own row or key sees all
+  KeyRange32 in_turns;  // those of which both warpgroups see something
 
-  __device__ static void multiply(float (&to)[32], std::uint32_t a, std::uint32_t b) {
+  // Own rows of a tensor by the rows of a tile.
+  __device__ void multiply(float (&to)[32], int tensor, std::uint32_t tile) const {
+    const std::uint32_t a = matrix_at(own + tensor * C::kOwnBytes), b = matrix_at(tile + tensor * C::kOtherBytes);
 #pragma unroll
     for (int i = 0; i < C::kSize / 16; ++i) {
       const int panel = i / 4, step = i % 4 * 2;
-      wgmma_abt<T>(to, matrix_at(a) + panel * (C::kOwnPanel / 16) + step,
-                   matrix_at(b) + panel * (C::kOtherPanel / 16) + step, i > 0);
+      wgmma_abt<T>(to, a + panel * (C::kOwnPanel / 16) + step, b + panel * (C::kOtherPanel / 16) + step, i > 0);
     }
     wgmma_commit();
   }
@@ -56,18 +58,29 @@ struct BackwardMath {
 
   // The lane's pair i of own row and other row: their numbers within the tile.
   __device__ int own_of(int i) const {
-    return own_row + 8 * (i / 2 % 2);
+    return static_cast<int>(thread / 32 * 16 + thread % 32 / 4) + 8 * (i / 2 % 2);
   }
   __device__ int other_of(int i) const {
-    return i / 4 * 8 + lane % 4 * 2 + i % 2;
+    return i / 4 * 8 + static_cast<int>(thread % 4) * 2 + i % 2;
   }
 
+  // Among tiles [begin, end).
+  __device__ KeyRange32 find_whole(int begin, int end) const {
+    const auto is_whole = [&](int n) {
+      const int other = block.other + n * kBackwardTile, last = kBackwardTile - 1;
+      return kOfKeys ? block.all_see(other, other + last, first, first + last)
+                     : block.all_see(first, first + last, other, other + last);
+    };
+#pragma unroll 1
+    while (begin < end && !is_whole(begin)) ++begin;
+#pragma unroll 1
+    while (begin < end && !is_whole(end - 1)) --end;
+    return {begin, end};
+  }
   // Bit i: the lane's i-th pair is hidden.
   __device__ std::uint32_t hidden(int n) const {
-    const int other = block.other + n * kBackwardTile, last = kBackwardTile - 1;
-    if (kOfKeys ? block.all_see(other, other + last, first, first + last)
-                : block.all_see(first, first + last, other, other + last))
-      return 0;
+    if (n >= whole.first && n < whole.last) return 0;
+    const int other = block.other + n * kBackwardTile;
     std::uint32_t bits = 0;
 #pragma unroll
     for (int i = 0; i < 32; ++i) {
@@ -80,19 +93,29 @@ struct BackwardMath {
     return bits;
   }
 
+  // What the derivatives need of the other side's rows: of a pair of them, for each of the lane's eight blocks of
+  // pairs.
+  struct OtherRows {
+    float2 lse[kOfKeys ? 8 : 1];
+    float4 delta[kOfKeys ? 8 : 1];  // (delta, dp_factor) twice
+  };
+  __device__ void load_lse(OtherRows& to, std::uint32_t of_rows) const {
+#pragma unroll
+    for (int j = 0; j < (kOfKeys ? 8 : 0); ++j) to.lse[j] = load8(of_rows + 4 * other_of(4 * j));
+  }
+  __device__ void load_delta(OtherRows& to, std::uint32_t of_rows) const {
+#pragma unroll
+    for (int j = 0; j < (kOfKeys ? 8 : 0); ++j) to.delta[j] = load16(of_rows + 4 * kBackwardTile + 8 * other_of(4 * j));
+  }
   // s becomes P.
-  __device__ void weigh(float (&s)[32], std::uint32_t hides, std::uint32_t of_rows) {
+  __device__ void weigh(float (&s)[32], std::uint32_t hides, const OtherRows& rows) const {
     const float scale = block.p.score.scale_log2;
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      float2 of_pair;
-      if constexpr (kOfKeys) of_pair = load8(of_rows + 4 * other_of(4 * j));
-#pragma unroll
-      for (int i = 4 * j; i < 4 * j + 4; ++i) {
-        const float own_lse = kOfKeys ? (i % 2 ? of_pair.y : of_pair.x) : lse[i / 2 % 2];
-        // No weight is above 1 whatever rounding errors the score and lse have.
-        s[i] = exp2_approx(min_or_nan(fmaf(s[i], scale, -own_lse), 0));
-      }
+    for (int i = 0; i < 32; ++i) {
+      const float2& pair = rows.lse[kOfKeys ? i / 4 : 0];
+      const float own_lse = kOfKeys ? (i % 2 ? pair.y : pair.x) : lse[i / 2 % 2];
+      // No weight is above 1 whatever rounding errors the score and lse have.
+      s[i] = exp2_approx(min_or_nan(fmaf(s[i], scale, -own_lse), 0));
     }
     if (hides != 0) {
 #pragma unroll
@@ -101,17 +124,13 @@ struct BackwardMath {
     }
   }
   // dp becomes dS.
-  __device__ void derive(const float (&s)[32], float (&dp)[32], std::uint32_t hides, std::uint32_t of_rows) {
+  __device__ void derive(const float (&s)[32], float (&dp)[32], std::uint32_t hides, const OtherRows& rows) const {
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      float4 of_pair;
-      if constexpr (kOfKeys) of_pair = load16(of_rows + 4 * kBackwardTile + 8 * other_of(4 * j));
-#pragma unroll
-      for (int i = 4 * j; i < 4 * j + 4; ++i) {
-        const float of_delta = kOfKeys ? (i % 2 ? of_pair.z : of_pair.x) : delta[i / 2 % 2],
-                    factor = kOfKeys ? (i % 2 ? of_pair.w : of_pair.y) : dp_factor[i / 2 % 2];
-        dp[i] = s[i] * fmaf(dp[i], factor, -of_delta);
-      }
+    for (int i = 0; i < 32; ++i) {
+      const float4& pair = rows.delta[kOfKeys ? i / 4 : 0];
+      const float of_delta = kOfKeys ? (i % 2 ? pair.z : pair.x) : delta[i / 2 % 2],
+                  factor = kOfKeys ? (i % 2 ? pair.w : pair.y) : dp_factor[i / 2 % 2];
+      dp[i] = s[i] * fmaf(dp[i], factor, -of_delta);
     }
     if (hides != 0) {
 #pragma unroll
@@ -133,19 +152,24 @@ struct BackwardMath {
   __device__ __forceinline__ void differentiate(int n, bool is_first) {
     const std::uint32_t tile = ring.slot(n), of_rows = tile + C::kRowsAt;
     ring.wait_full(n);
+    OtherRows rows;  // loads wait for the products that were started before them
+    if constexpr (!C::kOverlaps) load_lse(rows, of_rows);
+    if constexpr (C::kLoadsAhead) load_delta(rows, of_rows);
     float s[32] = {}, dp[32] = {};
     pin(s), pin(dp);
     wgmma_fence();
-    multiply(s, own, tile);
-    multiply(dp, own + C::kOwnBytes, tile + C::kOtherBytes);
+    multiply(s, 0, tile), multiply(dp, 1, tile);
+    pass_turn(n);
     const std::uint32_t hides = hidden(n);
+    if constexpr (C::kOverlaps) load_lse(rows, of_rows);
     wgmma_wait<1>();
     pin(s);
     if (!is_first) ring.release(n - 1);
-    weigh(s, hides, of_rows);
+    weigh(s, hides, rows);
     finish_products();
     pin(dp);
-    derive(s, dp, hides, of_rows);
+    if constexpr (!C::kLoadsAhead) load_delta(rows, of_rows);
+    derive(s, dp, hides, rows);
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
       derivatives[i] = pack<T>(dp[2 * i], dp[2 * i + 1]);
@@ -157,21 +181,22 @@ struct BackwardMath {
     pin(sums);
     if constexpr (kOfKeys) pin(value_sums);
   }
-  // Starts to store dS of tile n: each warp its 16 keys.
+  // Leaves dS of tile n in memory. A lane's word of 16 bytes has its own two keys and its rows in a quarter of the
+  // tile.
   __device__ __forceinline__ void keep_ds(int n) const {
-    const std::uint32_t from = ds + threadIdx.x / 32 % 4 * 2048, row = from + lane % 16 * 128;
-    if (lane == 0) tma_store_wait_read();
-    __syncwarp();
+    auto* const to = reinterpret_cast<uint4*>(block.ds_tile(first / kBackwardTile, block.other / kBackwardTile + n));
 #pragma unroll
-    for (int j = 0; j < 4; ++j)
-      store_matrices(row + chunk_place<128>(lane % 8, 2 * j + lane / 16) * 16, derivatives[4 * j],
-                     derivatives[4 * j + 1], derivatives[4 * j + 2], derivatives[4 * j + 3]);
-    fence_async_proxy();
-    __syncwarp();
-    if (lane != 0) return;
-    bulk_store(block.ds_tile(first / kBackwardTile, block.other / kBackwardTile + n) + threadIdx.x / 32 % 4 * 2048,
-               from, 2048);
-    tma_store_commit();
+    for (int quarter = 0; quarter < 4; ++quarter) {
+      const std::uint32_t* const x = derivatives + 4 * quarter;
+      to[thread / 32 * 128 + quarter * 32 + thread % 32] = make_uint4(x[0], x[1], x[2], x[3]);
+    }
+  }
+  // The warpgroups multiply in turns where both need a tile, so that one multiplies while the other exponentiates.
+  __device__ void take_turn(int n) const {
+    if (n >= in_turns.first && n < in_turns.last) named_sync(1 + group, 256);
+  }
+  __device__ void pass_turn(int n) const {
+    if (n >= in_turns.first && n + group < in_turns.last) named_arrive(2 - group, 256);
   }
   // Passes by tiles [from, to), of which no own row or key sees anything.
   __device__ void skip(int from, int to) const {
@@ -189,22 +214,28 @@ struct BackwardMath {
     for (int i = 0; i < (kOfKeys ? kSums : 1); ++i) value_sums[i] = 0;
     if (block.tiles == 0) return;
     barrier_wait(own_full, 0);
+    pin(thread);  // or it would be asked for again in every tile
     if constexpr (!kOfKeys) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const RowsOfTile* const tile = first < block.rows() ? block.rows_of(first) : nullptr;
-        const RowDelta found = tile ? tile->delta[own_row + 8 * h] : RowDelta{0, 0};
-        lse[h] = tile ? tile->lse_log2[own_row + 8 * h] : kInfinity;
+        const RowDelta found = tile ? tile->delta[own_of(2 * h)] : RowDelta{0, 0};
+        lse[h] = tile ? tile->lse_log2[own_of(2 * h)] : kInfinity;
         delta[h] = found.delta, dp_factor[h] = found.dp_factor;
       }
     }
     const auto [begin, end] = block.tiles_of(first);
+    const auto [other_begin, other_end] = block.tiles_of(first + (group == 0 ? kBackwardTile : -kBackwardTile));
+    whole = find_whole(begin, end), in_turns = {max(begin, other_begin), min(end, other_end)};
     skip(0, begin);
+    if (group == 1 && in_turns.first < in_turns.last) named_arrive(1, 256);  // the first turn is the other's
     if constexpr (C::kOverlaps) {
       if (begin < end) {
+        take_turn(begin);
         differentiate(begin, true);
 #pragma unroll 1
         for (int n = begin + 1; n < end; ++n) {
+          take_turn(n);
           add_products(n - 1);
           differentiate(n, false);
         }
@@ -215,13 +246,13 @@ struct BackwardMath {
     } else {
 #pragma unroll 1
       for (int n = begin; n < end; ++n) {
+        take_turn(n);
         differentiate(n, true);
         add_products(n);
         finish_products();
         ring.release(n);
       }
     }
-    if constexpr (C::kKeepsDs) tma_store_wait_read();
     skip(max(begin, end), block.tiles);
   }
 
@@ -268,8 +299,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) attention_backward(const __gri
   } else {
     registers_increase<C::kMathRegisters>();
     const int group = uniform(threadIdx.x / 128 - 1);
-    BackwardMath<C> math{block, ring, data + group * kBackwardTile * 128, block.own + group * kBackwardTile,
-                         data + C::kDsAt + group * kDsTileBytes};
+    BackwardMath<C> math{block, ring, data + group * kBackwardTile * 128, group, block.own + group * kBackwardTile};
     math.run(own_full);
     math.store();
   }
