@@ -96,39 +96,15 @@ def register_gradients(
         with torch._C._AutoDispatchBelowAutograd():
             return plain.overload.redispatch(keyset & torch._C._after_autograd_keyset, *inputs)
 
-    for device in ("CPU", "CUDA") if otherwise else ("CPU", "CUDA", "Meta"):  # of all others, `otherwise` has gradients
+    for device in ("CPU", "CUDA", "Meta"):
         plain.set_autograd(device, run_recorded)
     return Attention.apply, AttentionAndLse.apply
-
-
-def differentiate_again(
-    attention: Callable[..., Tensor], tensors: Sequence[Tensor | None], wanted: Sequence[bool], grad: Tensor
-) -> list[Tensor | None]:
-    """Gradients of `tensors`, of those that are wanted, where rapt does not compute them: PyTorch's, of attention(*tensors), which
-    computes by PyTorch's operators what rapt's kernel has computed."""
-    again = torch.is_grad_enabled()  # create_graph: PyTorch's backward may have one of its own, or says that it has none
-    with torch.enable_grad():
-        # Aliases of their own: query, key and value may be one tensor.
-        inputs = [
-            t if t is None else t.view_as(t) if again else t.detach().requires_grad_(want) for t, want in zip(tensors, wanted)
-        ]
-        out = attention(*inputs)
-    learnt = [t for t, want in zip(inputs, wanted) if want and t is not None]
-    # Of no keys, PyTorch's result does not depend on the mask.
-    made = iter(torch.autograd.grad(out, learnt, grad, create_graph=again, allow_unused=True))
-    return [next(made) if want else None for want in wanted]
 
 
 def check_wanted(wanted: Sequence[bool], *names: str) -> None:
     """What the schema of an operator's backward lets through."""
     if len(wanted) != len(names):
         raise ValueError(f"wanted: got {list(wanted)}; wanted {len(names)} bools, of {', '.join(names)}")
-
-
-def check_dropout(dropout_p: float, x: Tensor) -> None:
-    """For tensors that are not on the CPU: of fake ones no kernel says it."""
-    if dropout_p != 0:
-        raise ValueError(f"dropout_p: got {dropout_p} for tensors on {x.device}; wanted 0, or tensors on the cpu")
 
 
 def no_second_derivatives(of: str, wanted: str = "first derivatives only") -> Callable[..., Any]:

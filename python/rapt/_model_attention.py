@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 import rapt
 from rapt import _core, _flops, _refusals
 from rapt._attention import forward_arguments
-from rapt._autograd import check_dropout, check_wanted, differentiate_again, register_gradients
+from rapt._autograd import check_wanted, register_gradients
 from rapt._codes import Rows, arrays_of
 from rapt._operators import Operator, attention_schemas
 from rapt._sdpa import number_of
@@ -177,14 +177,14 @@ _flops.counted("attention_backward")(_flops.attention_backward(8))
 
 def forward_with_gradients(*inputs: Any) -> Tensor:
     """forward() of eager calls where a gradient is to be recorded."""
-    out: Tensor = _run(*inputs, None) if inputs[0].is_cpu or _differentiates(*inputs) else operator(*inputs)
+    out: Tensor = _run(*inputs, None) if _differentiates(*inputs) else operator(*inputs)
     return out
 
 
 def _differentiates(*inputs: Any) -> bool:
     """Whether rapt computes the gradients of such a call."""
     query, _, value, mask, bias, sinks, _, _, softcap, _, dropout_p = (*inputs, 0.0)[:11]
-    if query.is_cpu:
+    if not query.is_cuda:
         return True
     sinks = None if sinks is None or sinks.dim() > 1 else sinks  # _gradients() adds those of rows
     modifiers = {"mask=1": mask, "bias=1 dbias": bias, "sinks dsinks": sinks, "softcap=1": softcap, "dropout=0.5": dropout_p or None}
@@ -194,9 +194,28 @@ def _differentiates(*inputs: Any) -> bool:
 # Elsewhere the backward is that of PyTorch's operators, of the attention computed again.
 
 
+def _differentiate_again(
+    attention: Callable[..., Tensor], tensors: Sequence[Tensor | None], wanted: Sequence[bool], grad: Tensor
+) -> list[Tensor | None]:
+    """Gradients of `tensors`, of those that are wanted, where rapt does not compute them: PyTorch's, of attention(*tensors), which
+    computes by PyTorch's operators what rapt's kernel has computed."""
+    again = torch.is_grad_enabled()  # create_graph: PyTorch's backward may have one of its own, or says that it has none
+    with torch.enable_grad():
+        # Aliases of their own: query, key and value may be one tensor.
+        inputs = [
+            t if t is None else t.view_as(t) if again else t.detach().requires_grad_(want) for t, want in zip(tensors, wanted)
+        ]
+        out = attention(*inputs)
+    learnt = [t for t, want in zip(inputs, wanted) if want and t is not None]
+    # Of no keys, PyTorch's result does not depend on the mask.
+    made = iter(torch.autograd.grad(out, learnt, grad, create_graph=again, allow_unused=True))
+    return [next(made) if want else None for want in wanted]
+
+
 def _setup_again(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     *options, dropout_p, _ = inputs[6:]
-    check_dropout(dropout_p, inputs[0])
+    if dropout_p != 0:  # of fake tensors no kernel says it
+        raise ValueError(f"dropout_p: got {dropout_p} for tensors on {inputs[0].device}; wanted 0, or tensors on the cpu")
     ctx.save_for_backward(*inputs[:6])
     ctx.options = options
 
@@ -205,7 +224,7 @@ def _backward_again(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     def attention(*tensors: Any) -> Tensor:
         return composed(*tensors, *ctx.options)
 
-    made = differentiate_again(attention, ctx.saved_tensors, ctx.needs_input_grad[:6], grad)
+    made = _differentiate_again(attention, ctx.saved_tensors, ctx.needs_input_grad[:6], grad)
     return (*made, *[None] * (len(ctx.options) + 2))
 
 

@@ -36,6 +36,15 @@ def merged(q: Tensor, k: Tensor, mask: Tensor, is_causal: bool) -> tuple[Tensor,
     return mask & ~above if mask.dtype is torch.bool else mask.masked_fill(above, -torch.inf), False
 
 
+def rounded(mask: Tensor, q: Tensor) -> Tensor:
+    """A float32 mask as one of the query's 16-bit type: PyTorch's CUDA kernels take no other float mask. Numbers past its range
+    become its largest, as rows that they hide stay rows with keys."""
+    if mask.dtype is not torch.float32 or q.dtype not in (torch.bfloat16, torch.float16):
+        return mask
+    most = torch.finfo(q.dtype).max
+    return torch.where(mask.isinf(), mask, mask.clamp(-most, most)).to(q.dtype)
+
+
 def result_like(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, batch: list[int], gqa: bool) -> Tensor:
     """Memory for the result, laid out as by PyTorch on CPUs, on GPUs too: like the query where its fused kernel would run."""
     shape = (*batch, q.shape[-2], v.shape[-1])

@@ -150,8 +150,8 @@ def scaled_dot_product_attention(
         reason = reason or _refusals.gradient_refusal(query, key, value, attn_mask)
         if reason and attn_mask is not None:
             attn_mask, is_causal = _sdpa.merged(query, key, attn_mask, is_causal)
-            if attn_mask.is_cuda and attn_mask.dtype is torch.float32:
-                attn_mask = attn_mask.to(query.dtype)  # PyTorch's CUDA kernels take no other
+            if attn_mask.is_cuda:
+                attn_mask = _sdpa.rounded(attn_mask, query)
         if not eager and not reason:
             reason = _refusals.graph_refusal(query, key, value, attn_mask)
     if reason:

@@ -371,7 +371,7 @@ def _attention_forward(
         reason = _refusals.dropout_refusal(query, dropout)
     plain = left < 0 and softcap is None and s_aux is None and mask is None and bias is None
     if plain and causal and _refusals.is_eager(query, key, value):  # rows at the end of more keys
-        reason = reason or _refusals.preference(query, value)
+        reason = reason or _refusals.preference(query, value) or _refusals.gradient_refusal(query, key, value, None)
         if reason:
             _refusals.warn(reason)
             out = functional.scaled_dot_product_attention(

@@ -148,12 +148,12 @@ bool nothing_intercepts() {
   return once([] { return State(); }).is_plain();
 }
 
-// What Python says of calls on a GPU, by their types and head dimensions. What it has answered once stays.
+// What Python says of calls on a GPU, by their types, head dimensions and heads. What it has answered once stays.
 class GpuAnswers {
  public:
   template <class Ask>
   bool get(const MutableTensorView& q, const MutableTensorView& v, std::optional<DType> mask, const Ask& ask) {
-    const Call call{q.dtype, mask, size(q, 1), size(v, 1)};
+    const Call call{q.dtype, mask, size(q, 1), size(v, 1), size(q, 3), size(v, 3)};
     {
       const std::lock_guard lock(mutex_);
       if (const auto known = answers_.find(call); known != answers_.end()) return known->second;
@@ -165,7 +165,7 @@ class GpuAnswers {
   }
 
  private:
-  using Call = std::tuple<DType, std::optional<DType>, std::int64_t, std::int64_t>;
+  using Call = std::tuple<DType, std::optional<DType>, std::int64_t, std::int64_t, std::int64_t, std::int64_t>;
   std::mutex mutex_;
   std::map<Call, bool> answers_;
 };

@@ -12,12 +12,12 @@ namespace nb = nanobind;
 /// memory of their own on the CPU or one GPU, of types and shapes that rapt has kernels for and would be chosen for;
 /// and no mode, transform, tracer, autocast, profiler or dropout is at work. Else NotImplemented, with nothing done:
 /// rapt.torch knows what comes next, and why. Takes fewer shapes than that: equal ranks of 2 to 4, equal batches,
-/// nothing empty. Where a gradient is to be recorded, which is the CPU's only, rapt._sdpa_autograd.recorded() makes the
-/// result.
+/// nothing empty. Where a gradient is to be recorded that is rapt's to compute, rapt._sdpa_autograd.recorded() makes
+/// the result.
 nb::object eager_sdpa(nb::handle query, nb::handle key, nb::handle value, nb::handle attn_mask, nb::handle dropout_p,
                       nb::handle is_causal, nb::handle scale, nb::handle enable_gqa);
 
-/// Its gradients on the CPU, where no gradient of them is to be recorded: a tuple of those of query, key, value and
+/// Its gradients, where no gradient of them is to be recorded: a tuple of those of query, key, value and
 /// attn_mask, None for what is not wanted. Takes plain tensors of four dimensions, whose gradients have their shapes
 /// with nothing left to sum. Else NotImplemented, for rapt._sdpa.gradients(), whose arguments these are, or the
 /// operator. Modes and profilers are not asked for: those that come after the forward do not see this call.

@@ -23,9 +23,9 @@ BOUNDS = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 pytestmark = pytest.mark.usefixtures("without_fallbacks")
 
 
-def tensors(dtype=torch.float32, sq=70, sk=90, d=40):
+def tensors(dtype=torch.float32, sq=70, sk=90, d=40, heads=6):
     torch.manual_seed(1)
-    return [torch.randn(2, h, s, d).to(dtype) for h, s in ((6, sq), (2, sk), (2, sk))]
+    return [torch.randn(2, h, s, d).to(dtype) for h, s in ((heads, sq), (2, sk), (2, sk))]
 
 
 def relative(got, wanted):
@@ -185,7 +185,7 @@ def test_gradients_by_pytorch(run, options):
     inputs = [t.cuda().requires_grad_() for t in tensors()]
     on_gpu = options | ({"attn_mask": options["attn_mask"].cuda()} if "attn_mask" in options else {})
     with kernel_calls() as forward, backward_calls() as backward:
-        with pytest.warns(rapt.torch.FallbackWarning, match="gradients on a GPU of tensors of torch.float32, heads of 40 and 40 columns"):
+        with pytest.warns(rapt.torch.FallbackWarning, match="gradients on a GPU of torch.float32, heads of 40 and 40 columns, 3 to a kv head"):
             out = run(*inputs, **on_gpu)
         wanted = exact(*inputs, **options)
         assert relative(out, wanted) < 1e-5
@@ -194,6 +194,17 @@ def test_gradients_by_pytorch(run, options):
     assert (forward.call_count, backward.count) == (0, 0)
     for got, wanted in zip(*grads, strict=True):
         assert relative(got, wanted) < 1e-4
+
+
+def test_gradients_of_the_operator():
+    """Of what rapt.torch leaves to PyTorch: by the naive entry."""
+    inputs = [t.cuda().requires_grad_() for t in (*tensors(), torch.randn(70, 90))]
+    with backward_calls() as backward:
+        got = torch.autograd.grad(operator(*inputs, False, 0.2, True).square().sum(), inputs)
+    assert backward.count == 1
+    *qkv, bias = inputs
+    for a, b in zip(got, torch.autograd.grad(exact(*qkv, attn_mask=bias, scale=0.2).square().sum(), inputs), strict=True):
+        assert relative(a, b) < 1e-5
 
 
 GRADIENT_BOUNDS = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
@@ -210,8 +221,8 @@ def largest_heads(naive):
 BY_RAPT = pytest.mark.parametrize("dtype", largest_heads(naive=False))
 
 
-def learnt(dtype, *sizes):
-    return [t.cuda().requires_grad_() for t in tensors(dtype, *sizes)]
+def learnt(dtype, *sizes, heads=4):
+    return [t.cuda().requires_grad_() for t in tensors(dtype, *sizes, heads=heads)]
 
 
 def check_gradients(got, wanted, dtype):
@@ -270,10 +281,11 @@ def test_gradients_of_other_ranks(dtype, batch):
 
 @BY_RAPT
 def test_what_else_pytorch_differentiates(dtype):
-    """Calls with masks, and with larger heads than rapt's entry takes."""
+    """Calls with masks, with larger heads than rapt's entry takes, and with groups of heads that its tiles do not hold."""
     mask = torch.rand(70, 90).cuda() > 0.3
-    for d, options in ((40, {"attn_mask": mask}), (largest_heads(naive=False)[dtype] + 8, {})):
-        inputs = learnt(dtype, 70, 90, d)
+    for d, heads, options in ((40, 4, {"attn_mask": mask}), (largest_heads(naive=False)[dtype] + 8, 4, {}), (40, 6, {})):
+        rapt._refusals.warned.clear()
+        inputs = learnt(dtype, 70, 90, d, heads=heads)
         with backward_calls() as backward, pytest.warns(rapt.torch.FallbackWarning, match="gradients on a GPU"):
             got = torch.autograd.grad(grouped(*inputs, **options).sum(), inputs)
         assert backward.count == 0
@@ -283,7 +295,7 @@ def test_what_else_pytorch_differentiates(dtype):
 @BY_RAPT
 def test_gradients_on_the_current_stream(dtype):
     inputs = learnt(dtype, 500, 500, 128)
-    grad = torch.randn(2, 6, 500, 128).cuda().to(dtype)
+    grad = torch.randn(2, 4, 500, 128).cuda().to(dtype)
     wanted = torch.autograd.grad(grouped(*inputs), inputs, grad)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -300,7 +312,7 @@ def test_gradients_on_the_current_stream(dtype):
 @BY_RAPT
 def test_gradients_in_a_graph(dtype):
     inputs = learnt(dtype)
-    grad = torch.randn(2, 6, 70, 40).cuda().to(dtype)
+    grad = torch.randn(2, 4, 70, 40).cuda().to(dtype)
 
     def step():
         return torch.autograd.grad(grouped(*inputs, is_causal=True), inputs, grad)
@@ -409,7 +421,7 @@ def test_gradients_of_models(dtype):
     for sinks, softcap, count in ((torch.randn(6), None, 1), (torch.randn(2, 6, 70, 1), None, 1), (None, 30.0, 0)):
         sinks = sinks if sinks is None else sinks.cuda().requires_grad_()
         options = (None, None, sinks, True, 30, softcap, 0.3, 0.0, None)
-        inputs = learnt(dtype)
+        inputs = learnt(dtype, heads=6)
         wants = [*inputs, *(x for x in (sinks,) if x is not None)]
         numbers = [t if t is None else t.detach().double().requires_grad_() for t in (*inputs, sinks)]
         wanted_out = hooks.composed(*numbers[:3], None, None, numbers[3], *options[3:-1])

@@ -132,6 +132,8 @@ GRADIENTS = [
     ("sdpa", {"d": 136}, False),
     ("sdpa", {"dtype": torch.float16}, True),
     ("sdpa", {"dtype": torch.float32}, False),
+    ("sdpa", {"heads": 8}, True),
+    ("sdpa", {"heads": 12}, False),  # three to a kv head: no tile of 64 rows holds whole tokens of them
     ("sdpa", {"mask": MASK}, False),
     ("sdpa", {"mask": BIAS}, False),
     ("models", {}, True),
@@ -149,8 +151,8 @@ GRADIENTS = [
 ]
 
 
-def differentiates(function, d=64, dv=0, dtype=torch.bfloat16, mask=None, bias=None, sinks=None, alibi=None, softcap=None, dropout=0.0):
-    q, v = on_gpu(2, 4, 9, d, dtype=dtype), on_gpu(2, 4, 9, dv or d, dtype=dtype)
+def differentiates(function, d=64, dv=0, dtype=torch.bfloat16, heads=4, mask=None, bias=None, sinks=None, alibi=None, softcap=None, dropout=0.0):
+    q, v = on_gpu(2, heads, 9, d, dtype=dtype), on_gpu(2, 4, 9, dv or d, dtype=dtype)
     if function == "sdpa":
         assert bool(rapt._refusals.gradient_refusal(q, q, v, mask)) != rapt._refusals.differentiates(q, v, mask)
         return rapt._refusals.differentiates(q, v, mask)
@@ -184,6 +186,20 @@ def test_gradients_of_gpu_tensors_in_flash_attn(dispatch):
         with mock.patch.object(rapt._refusals, "needs_grad", lambda *_: True), x.fake_mode:
             graph = torch.export.export(Flash(), (x,), strict=True).graph
     assert operator in [node.target for node in graph.nodes]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_masks_are_rounded_for_pytorch(dtype):
+    """To the query's type, and finite numbers to finite ones: what hides a key is another thing."""
+    lowest = torch.finfo(torch.float32).min
+    mask = torch.tensor([0.1, lowest, -1e6, -torch.inf, torch.inf, torch.nan]).requires_grad_()
+    got = rapt._sdpa.rounded(mask, torch.empty(1, dtype=dtype))
+    most = torch.finfo(dtype).max
+    wanted = torch.tensor([0.1, -most, max(-1e6, -most), -torch.inf, torch.inf, torch.nan], dtype=dtype)
+    assert got.dtype is dtype and torch.equal(got[:5], wanted[:5]) and got[5].isnan() and got.requires_grad
+    for other in (mask.bfloat16(), mask > 0):
+        assert rapt._sdpa.rounded(other, torch.empty(1, dtype=torch.float16)) is other
+    assert rapt._sdpa.rounded(mask, torch.empty(1)) is mask
 
 
 def test_meta_tensors_need_no_kernel():

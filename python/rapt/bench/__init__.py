@@ -226,8 +226,9 @@ def main(words: list[str] | None = None) -> None:
     before = torch.get_num_threads()
     try:
         with warnings.catch_warnings():
-            # Of whole models, those that rapt leaves to PyTorch in part are measured as they are.
-            warnings.simplefilter("once" if options.models else "error", rapt.torch.FallbackWarning)
+            # Training in fp32 on a GPU is PyTorch's attention: say so, and measure it.
+            kind: Any = "default" if options.train and options.device == "cuda" else "error"
+            warnings.simplefilter(kind, rapt.torch.FallbackWarning)
             rows = part.measure(options)
     finally:
         torch.set_num_threads(before)

@@ -16,8 +16,7 @@ struct BackwardConfig {
   static constexpr int kSize = kSize_;         // columns of rows in shared memory, of d and dv alike
   static constexpr bool kOfKeys = kOfKeys_;    // dk and dv; else dq
   static constexpr bool kKeepsDs = kKeepsDs_;  // dS is left in memory for dq
-  // Math warpgroups, with 64 own rows each.
-  static constexpr int kGroups = 2;
+  static constexpr int kGroups = 2;            // math warpgroups, with 64 own rows each
   static constexpr int kThreads = 128 * (kGroups + 1);
   static constexpr int kOwn = kBackwardTile * kGroups;
   static constexpr int kPanels = kSize / 64;
@@ -28,8 +27,11 @@ struct BackwardConfig {
   static constexpr int kSharedBytes = 1024 + 2 * kOwnBytes + kStages * kPlaceBytes;
   static constexpr int kLoadRegisters = 40, kMathRegisters = 232;
   // Whether a tile's scores run beside the sums of the tile before: registers must have room for the operands of these.
+  // (Where dS is kept, 64 columns would leave it, but gain nothing.)
   static constexpr bool kOverlaps = !kOfKeys || (kSize == 64 && !kKeepsDs);
-  static constexpr bool kLoadsAhead = kSize == 64 && !kOverlaps;  // rows' delta before a tile's products: likewise
+  // Whether rows' delta is loaded before a tile's products: likewise.
+  static constexpr bool kLoadsAhead = kSize == 64 && !kOverlaps;
+  static_assert(kGroups == 2, "take_turn() and pass_turn() are of two warpgroups");
   static_assert(kLoadRegisters + kGroups * kMathRegisters <= 65536 / kThreads / 8 * 8 * (kGroups + 1),
                 "warpgroups would wait for registers for ever: there are no more than the launch took");
   static_assert(kSharedBytes <= 227 << 10);

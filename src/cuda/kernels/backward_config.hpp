@@ -6,7 +6,7 @@
 namespace rapt::cuda {
 
 inline constexpr int kBackwardTile = 64;  // rows or keys of a tile, which one warpgroup has
-// A tile of dS in memory: 64 keys by 64 rows, rounded as operands are, in the order in which lanes hold them.
+// A tile of dS in memory: 64 keys by 64 rows, rounded as operands are, in the order of keep_ds().
 inline constexpr int kDsTileBytes = kBackwardTile * kBackwardTile * 2;
 
 // dS of some heads is kept in memory until dq is computed from it; then that of the next ones.

@@ -7,7 +7,7 @@
 // and with rows as own:
 //   S = Q K^T, dP = dO V^T, P = 2^(S - lse), dS = P (dP - delta), dQ += dS K
 // P and dS go from the accumulators of a product to an operand of the next in registers. With kKeepsDs, dS^T is also
-// left in memory, for backward_queries.cuh.
+// left in memory, for backward_queries.cuh. The two warpgroups multiply in turns.
 //
 // Tiles begin at multiples of 64 from row or key 0 and are taken in ascending order; one that is hidden from a row or
 // key adds zeros. Zero times NaN is NaN: own rows whose gradients are not finite are marked, for
@@ -93,8 +93,7 @@ struct BackwardMath {
     return bits;
   }
 
-  // What the derivatives need of the other side's rows: of a pair of them, for each of the lane's eight blocks of
-  // pairs.
+  // lse and delta of the other side's rows: of the lane's eight pairs of neighbouring ones.
   struct OtherRows {
     float2 lse[kOfKeys ? 8 : 1];
     float4 delta[kOfKeys ? 8 : 1];  // (delta, dp_factor) twice
@@ -152,7 +151,7 @@ struct BackwardMath {
   __device__ __forceinline__ void differentiate(int n, bool is_first) {
     const std::uint32_t tile = ring.slot(n), of_rows = tile + C::kRowsAt;
     ring.wait_full(n);
-    OtherRows rows;  // loads wait for the products that were started before them
+    OtherRows rows;  // loaded first where that can be: loads wait for the products that were started before them
     if constexpr (!C::kOverlaps) load_lse(rows, of_rows);
     if constexpr (C::kLoadsAhead) load_delta(rows, of_rows);
     float s[32] = {}, dp[32] = {};
@@ -181,8 +180,7 @@ struct BackwardMath {
     pin(sums);
     if constexpr (kOfKeys) pin(value_sums);
   }
-  // Leaves dS of tile n in memory. A lane's word of 16 bytes has its own two keys and its rows in a quarter of the
-  // tile.
+  // Leaves dS of tile n in memory: 16 bytes of each lane for each 16 rows, which backward_queries.cuh transposes.
   __device__ __forceinline__ void keep_ds(int n) const {
     auto* const to = reinterpret_cast<uint4*>(block.ds_tile(first / kBackwardTile, block.other / kBackwardTile + n));
 #pragma unroll
