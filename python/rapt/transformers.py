@@ -360,8 +360,7 @@ def _attention_forward(
         return _model_fork.forward(query, key, value, *options, dropout, seed), None
     if left < 0 and softcap is None and s_aux is None and (mask is None or bias is None) and not (causal and n != m):
         inference = _refusals.is_eager(query, key, value, mask, bias) and not _refusals.needs_grad(query, key, value, bias)
-        reason = _refusals.refusal(query, key, value, mask, gqa) or _refusals.preference(query, value)
-        if not inference or dropout != 0 or reason:
+        if not inference or dropout != 0 or _refusals.refusal(query, key, value, mask, gqa) or _refusals.preference(query, value):
             out = rapt_torch.scaled_dot_product_attention(
                 query, key, value, bias if mask is None else mask, dropout, causal, scale=scale, enable_gqa=gqa
             )

@@ -26,7 +26,7 @@ def test_examples(name):
 
     code = compile(PAGES[name], name, "exec")
     if name.endswith("onnxruntime.md"):
-        pytest.skip("compiled only: test_onnxruntime.py runs it")
+        pytest.skip("compiled only: test_onnxruntime_claims.py runs it")
     if name.endswith("cuda.md") and not torch.cuda.is_available():
         pytest.skip("compiled only: no CUDA device")
     exec(code, {"__name__": "guide"})
