@@ -152,8 +152,8 @@ bool nothing_intercepts() {
 class GpuAnswers {
  public:
   template <class Ask>
-  bool get(const MutableTensorView& q, const MutableTensorView& v, std::optional<DType> mask, const Ask& ask) {
-    const Call call{q.dtype, mask, size(q, 1), size(v, 1), size(q, 3), size(v, 3)};
+  bool get(const MutableTensorView& q, const MutableTensorView& v, const MutableTensorView& mask, const Ask& ask) {
+    const Call call{q.dtype, static_cast<bool>(mask), mask.dtype, size(q, 1), size(v, 1), size(q, 3), size(v, 3)};
     {
       const std::lock_guard lock(mutex_);
       if (const auto known = answers_.find(call); known != answers_.end()) return known->second;
@@ -165,7 +165,7 @@ class GpuAnswers {
   }
 
  private:
-  using Call = std::tuple<DType, std::optional<DType>, std::int64_t, std::int64_t, std::int64_t, std::int64_t>;
+  using Call = std::tuple<DType, bool, DType, std::int64_t, std::int64_t, std::int64_t, std::int64_t>;
   std::mutex mutex_;
   std::map<Call, bool> answers_;
 };
@@ -184,8 +184,7 @@ bool is_preferred(nb::handle query, const MutableTensorView& q, const MutableTen
 bool is_differentiated(nb::handle query, nb::handle value, nb::handle attn_mask, const SdpaViews& t) {
   if (t.q.device.type == DeviceType::cpu) return true;
   static GpuAnswers answers;
-  const auto mask = t.attn_mask ? std::optional(t.attn_mask.dtype) : std::nullopt;
-  return answers.get(t.q, t.v, mask, [&] {
+  return answers.get(t.q, t.v, t.attn_mask, [&] {
     const nb::handle differentiates =
         once([] { return held(nb::module_::import_("rapt._refusals").attr("differentiates")); });
     return differentiates(query, value, attn_mask);
