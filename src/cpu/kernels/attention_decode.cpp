@@ -45,10 +45,9 @@ void make_query_block(DecodeItem& item, std::int64_t i, std::int64_t r, std::int
              .partial = partial};
   find_rows(item.head, r, rows, q_block.row);
   for (std::int64_t lane = rows; lane < kLanes; ++lane) q_block.row[lane] = q_block.row[rows - 1];
-  // With few rows, a vector holds the scores of several keys, unless modifiers or dropout follow: these need one key
-  // to a vector.
+  // With few rows, a vector holds the scores of several keys, unless dropout follows: it needs one key to a vector.
   std::int64_t& stride = item.score_stride[i] = kLanes;
-  while (stride / 2 >= rows && !needs_finish(p.score) && !p.score.dropout.given) stride /= 2;
+  while (stride / 2 >= rows && !p.score.dropout.given) stride /= 2;
   for (std::int64_t lane = stride; lane < kLanes; ++lane) q_block.row[lane] = q_block.row[lane - stride];
   with_row_tiles(rows, [&](auto tile_rows, std::int64_t r0) {
     for (int lane = 0; lane < tile_rows; ++lane) {
@@ -95,8 +94,7 @@ bool score(DecodeItem& item, std::int64_t i, const BlockRows& block, const Decod
   }
   if (needs_finish(p.score)) {
     scores.clear_rest(q_block.rows);
-    store(w.block_max, minus_infinity());
-    return finish_scores<true>(item.head, q_block, 0, block.k0, begin, end, s, w.block_max);
+    return scores.finish(item.head, q_block, block.k0, w.block_max);
   }
   if (q_block.first(kLanes - 1) > block.k0 + begin || q_block.last(0) < block.k0 + end) scores.mask(q_block, block.k0);
   scores.clear_rest(q_block.rows);

@@ -2,6 +2,7 @@
 // of one row, 16 keys fill a vector of 16 lanes, where one key to a vector would waste 15 of 16 exponentials.
 #pragma once
 
+#include "cpu/tile/score.hpp"
 #include "cpu/tile/softmax.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
@@ -16,6 +17,23 @@ template <int kStride = 1>
   if constexpr (kStride < kLanes)
     if (stride > kStride) return spread<2 * kStride>(x, stride);
   return spread_lanes<kStride>(x, std::make_integer_sequence<int, kLanes>());
+}
+
+template <int kFirst, int... kLane>
+[[gnu::always_inline]] inline vec zipped(vec a, vec b, std::integer_sequence<int, kLane...>) {
+  return vec(__builtin_shufflevector(a.data, b.data, (kFirst + kLane / 2 + kLane % 2 * kLanes)...));
+}
+// The first elements of x[0] to x[count - 1], then their second ones, and so on; count is a power of two.
+inline void interleave(vec (&x)[kLanes], std::int64_t count) {
+  constexpr auto kAll = std::make_integer_sequence<int, kLanes>();
+  for (std::int64_t rounds = 1; rounds < count; rounds *= 2) {
+    vec y[kLanes];
+    for (std::int64_t i = 0; i < count / 2; ++i) {
+      y[2 * i] = zipped<0>(x[i], x[i + count / 2], kAll);
+      y[2 * i + 1] = zipped<kLanes / 2>(x[i], x[i + count / 2], kAll);
+    }
+    for (std::int64_t i = 0; i < count; ++i) x[i] = y[i];
+  }
 }
 
 // Scores, and then weights, of keys [begin, end) of a block.
@@ -53,6 +71,40 @@ struct DecodeScores {
     for (std::int64_t x = from(); x < begin * stride; ++x) s[x] = -__builtin_inff();
     if (end * stride < to()) store_any(s + end * stride, minus_infinity());
   }
+  // finish_scores() of these. `block_max`: the maximum of row i % stride, in lane i.
+  [[gnu::noinline]] bool finish(const Head& head, const QueryBlock& q_block, std::int64_t k0, float* block_max) const {
+    const ScoreParams& score = head.p.score;
+    alignas(64) float first[kLanes], last[kLanes], offset[kLanes], slope[kLanes], nearest[kLanes];
+    for (std::int64_t i = 0; i < kLanes; ++i) {
+      const Row& row = q_block.row[i];
+      first[i] = static_cast<float>(clamp(row.first - k0, begin, end));
+      last[i] = static_cast<float>(clamp(row.last - k0, begin, end));
+      offset[i] = static_cast<float>(i / stride);
+      if (score.alibi) {
+        slope[i] = -alibi_slope_log2(head, row);
+        nearest[i] = static_cast<float>(row.nearest - k0);
+      }
+    }
+    const bool has_bias_or_mask = score.bias || score.mask;
+    vec top = minus_infinity();
+    auto visible = vec(0.f) != vec(0.f);
+    vec modifier[kLanes];
+    for (std::int64_t x = from(), n = 0; x < to(); x += kLanes, ++n) {
+      const std::int64_t j = x / stride, t = n & (stride - 1);
+      if (has_bias_or_mask && t == 0) load_modifiers(head, q_block.row, k0, j, modifier);
+      const vec key = vec(static_cast<float>(j)) + load(offset);
+      vec add = load(q_block.neg_m);
+      if (score.alibi) add = fma(load(slope), xsimd::abs(load(nearest) - key), add);
+      vec y = modified(score, load(s + x), add, has_bias_or_mask ? &modifier[t] : nullptr, nullptr);
+      y = xsimd::select((key >= load(first)) & (key < load(last)), y, minus_infinity());
+      store(s + x, y);
+      top = xsimd::max(top, y);
+      visible = visible | !(y == minus_infinity());
+    }
+    store(block_max, over_period(
+                         top, stride, [](vec a, vec b) __attribute__((always_inline)) { return xsimd::max(a, b); }));
+    return xsimd::any(visible);
+  }
   // The maximum of row i % stride, in lane i.
   vec maximum() const {
     vec top = minus_infinity();
@@ -77,6 +129,20 @@ struct DecodeScores {
       for (std::int64_t n = 0; n < half; ++n) store(sum_of(n), load(sum_of(n)) + load(sum_of(n + half)));
     return over_period(
         load(sum_of(0)), stride, [](vec a, vec b) __attribute__((always_inline)) { return a + b; });
+  }
+
+ private:
+  // Those of kLanes keys from the block's key j on, as scores lie. Of keys outside of [begin, end) nothing is read.
+  void load_modifiers(const Head& head, const Row* row, std::int64_t k0, std::int64_t j,
+                      vec (&modifier)[kLanes]) const {
+    const std::int64_t key = max(j, begin);
+    load_modifier_rows(head, row, stride, k0 + key, min(j + kLanes, end) - key, modifier);
+    for (std::int64_t r = 0; key > j && r < stride; ++r) {
+      alignas(64) float moved[2 * kLanes] = {};
+      store_any(moved + (key - j), modifier[r]);
+      modifier[r] = load(moved);
+    }
+    interleave(modifier, stride);
   }
 };
 

@@ -32,9 +32,9 @@ inline vec scale_bias(vec bias) {
   return xsimd::select(xsimd::abs(bias) == infinity(), bias, scaled);
 }
 
-// For one vector of rows and `n` keys from `key` on: modifier[key][lane] is the scaled bias, or -inf where masked.
-inline void load_modifiers(const Head& head, const Row* row, std::int64_t key, std::int64_t n,
-                           vec (&modifier)[kLanes]) {
+// For `rows` rows and `n` keys from `key` on: modifier[row][key] is the scaled bias, or -inf where masked.
+[[gnu::always_inline]] inline void load_modifier_rows(const Head& head, const Row* row, std::int64_t rows,
+                                                      std::int64_t key, std::int64_t n, vec (&modifier)[kLanes]) {
   const ScoreParams& s = head.p.score;
   if (s.bias) {
     with_float_type(
@@ -42,9 +42,9 @@ inline void load_modifiers(const Head& head, const Row* row, std::int64_t key, s
           const auto* bias = static_cast<const decltype(element)*>(s.bias);
           const auto at = [&](int i) { return bias + modifier_index(s.bias_stride, place_of(head, row[i], key)); };
           if (s.bias_stride.d == 0) {
-            for (int i = 0; i < kLanes; ++i) modifier[i] = scale_bias(load_same(at(i)));
+            for (int i = 0; i < rows; ++i) modifier[i] = scale_bias(load_same(at(i)));
           } else {
-            for (int i = 0; i < kLanes; ++i) modifier[i] = scale_bias(load_strided(at(i), s.bias_stride.d, n));
+            for (int i = 0; i < rows; ++i) modifier[i] = scale_bias(load_strided(at(i), s.bias_stride.d, n));
           }
         });
   } else {
@@ -53,17 +53,41 @@ inline void load_modifiers(const Head& head, const Row* row, std::int64_t key, s
   if (s.mask) {
     const auto at = [&](int i) { return s.mask + modifier_index(s.mask_stride, place_of(head, row[i], key)); };
     if (s.mask_stride.d == 0) {
-      for (int i = 0; i < kLanes; ++i)
+      for (int i = 0; i < rows; ++i)
         if (*at(i) == 0) modifier[i] = minus_infinity();
     } else {
-      for (int i = 0; i < kLanes; ++i) {
+      for (int i = 0; i < rows; ++i) {
         const vec attended = load_strided(reinterpret_cast<const std::int8_t*>(at(i)), s.mask_stride.d, n);
         // Select: a NaN under the mask must not stay.
         modifier[i] = xsimd::select(attended == vec(0.f), minus_infinity(), modifier[i]);
       }
     }
   }
+}
+// For one vector of rows: modifier[key][lane].
+inline void load_modifiers(const Head& head, const Row* row, std::int64_t key, std::int64_t n,
+                           vec (&modifier)[kLanes]) {
+  load_modifier_rows(head, row, kLanes, key, n, modifier);
   transpose(modifier);
+}
+
+// The exponents of a vector of x = q.k. `add` is -m with ALiBi's part: it gets the modifiers first, since both may be
+// large and cancel. `modifier`: as load_modifiers() gives it, or null. `derivative` receives those of the scores, or is
+// null.
+[[gnu::always_inline]] inline vec modified(const ScoreParams& score, vec x, vec add, const vec* modifier,
+                                           float* derivative) {
+  if (modifier) add = add + *modifier;
+  if (score.softcap_log2 != 0) {
+    const vec capped = softcap(x * vec(score.scale_log2), score.softcap_log2);
+    if (derivative) {
+      const vec tanh = capped * vec(1 / score.softcap_log2);
+      store(derivative, fma(vec(0.f) - tanh, tanh, vec(1.f)));
+    }
+    x = capped + add;
+  } else {
+    x = fma(x, vec(score.scale_log2), add);
+  }
+  return modifier ? xsimd::select(*modifier == minus_infinity(), minus_infinity(), x) : x;
 }
 
 // Finishes the scores of keys [begin, end) of the block at `k0` for one vector of the query block, and folds their
@@ -96,21 +120,10 @@ template <bool kModified>
     if constexpr (kModified) {
       const std::int64_t t = (j - begin) % kLanes;
       if (t == 0 && (score.bias || score.mask)) load_modifiers(head, row, k0 + j, min(kLanes, end - j), modifier);
-      vec add = load(q_block.neg_m + lane);  // adds -m and the modifiers first: both may be large and cancel
+      vec add = load(q_block.neg_m + lane);
       if (score.alibi) add = fma(load(slope), xsimd::abs(load(nearest) - key), add);
-      const bool has_bias_or_mask = score.bias || score.mask;
-      if (has_bias_or_mask) add = add + modifier[t];
-      if (score.softcap_log2 != 0) {
-        const vec capped = softcap(x * vec(score.scale_log2), score.softcap_log2);
-        if (derivatives) {
-          const vec tanh = capped * vec(1 / score.softcap_log2);
-          store(derivatives + j * q_block.width + lane, fma(vec(0.f) - tanh, tanh, vec(1.f)));
-        }
-        x = capped + add;
-      } else {
-        x = fma(x, vec(score.scale_log2), add);
-      }
-      if (has_bias_or_mask) x = xsimd::select(modifier[t] == minus_infinity(), minus_infinity(), x);
+      x = modified(score, x, add, score.bias || score.mask ? &modifier[t] : nullptr,
+                   derivatives ? derivatives + j * q_block.width + lane : nullptr);
     }
     x = xsimd::select((key >= load(first)) & (key < load(last)), x, minus_infinity());
     store(s + j * q_block.width + lane, x);
