@@ -142,7 +142,8 @@ struct DecodeScores {
       store_any(moved + (key - j), modifier[r]);
       modifier[r] = load(moved);
     }
-    interleave(modifier, stride);
+    if (stride == kLanes) transpose(modifier);
+    else interleave(modifier, stride);
   }
 };
 
