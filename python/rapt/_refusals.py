@@ -19,7 +19,6 @@ from rapt._info import Entry
 
 _DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 MAX_HEAD_DIM = 8192  # docs/contract.md
-_TILE_ROWS = 64  # of attention_backward on GPUs: those of as many tokens as fit, of the query heads that share a kv head
 _MAX_SCALE = torch.finfo(torch.float32).max
 _NUMBERS: Any = (float, int, np.floating, np.integer)
 
@@ -189,15 +188,8 @@ def cuda_differentiates(q: Tensor, v: Tensor, modifiers: dict[str, Any]) -> bool
 
 def differentiates(q: Tensor, v: Tensor, mask: Tensor | None) -> bool:
     """Whether gradients of such a call of scaled_dot_product_attention on a GPU, without dropout, are rapt's to compute."""
-    if _TILE_ROWS % _group(q, v) != 0:
-        return False  # TMA cannot load their rows: PyTorch's backward is two to three times faster
     mask, bias = (mask, None) if mask is None or mask.dtype is torch.bool else (None, mask)
     return cuda_differentiates(q, v, {"mask=1": mask, "bias=1 dbias": bias})
-
-
-def _group(q: Tensor, v: Tensor) -> int:
-    """How many query heads share a kv head."""
-    return max(1, int(q.shape[-3]) // max(1, int(v.shape[-3]))) if q.dim() > 2 and v.dim() > 2 else 1
 
 
 def gradient_refusal(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> str:
@@ -205,7 +197,7 @@ def gradient_refusal(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> st
     if not q.is_cuda or not needs_grad(q, k, v, mask) or differentiates(q, v, mask):
         return ""
     with_mask = "" if mask is None else ", with an attn_mask"
-    heads = f"heads of {q.shape[-1]} and {v.shape[-1]} columns, {_group(q, v)} to a kv head{with_mask}"
+    heads = f"heads of {q.shape[-1]} and {v.shape[-1]} columns{with_mask}"
     return f"gradients on a GPU of {q.dtype}, {heads}: rapt computes them slowly (and such calls fast under torch.no_grad())"
 
 

@@ -34,7 +34,8 @@ TEST_CASE("cuda: gradients of sequences of some tiles", "[kernel][long]") {
         "hq=70 hk=1 sq=9 sk=200 d=64 dlse", "b=3 hq=2 sq=260 d=64 dv=24 seqlens",
         "b=4 hq=4 hk=2 sq=300 sk=300 d=128 ragged_q=500 ragged_k=600 causal align=bottom_right",
         "b=3 hq=2 sq=20 sk=400 d=20 dv=30 ragged_q=40 ragged_k=900", "hq=2 sq=129 sk=513 d=128 layout=bshd",
-        "hq=1 sq=1 sk=700 d=64", "hq=1 sq=700 sk=1 d=64"})
+        "hq=1 sq=1 sk=700 d=64", "hq=1 sq=700 sk=1 d=64", "b=2 hq=7 hk=1 sq=150 sk=200 d=128 causal align=bottom_right",
+        "b=2 hq=6 hk=2 sq=140 sk=140 d=64 ragged_q=200 ragged_k=200 window=30,30 align=0"})
     for (const std::uint64_t seed : {1, 2}) check_backward(typed_backward(words, dtype), seed);
 }
 
@@ -65,6 +66,25 @@ TEST_CASE("cuda: gradients by a graph, beside other calls, a thousand times", "[
       }
       check(cudaStreamSynchronize(stream.handle));
       check(cudaStreamSynchronize(other.handle));
+    });
+  }
+}
+
+// Groups of so many rows that thread blocks of a cluster share them: for 8 heads of a token two blocks, for 12 four.
+TEST_CASE("cuda: gradients of groups whose rows are shared", "[kernel][long]") {
+  const DType dtype = GENERATE(DType::bf16, DType::f16);
+  for (const char* words : {"b=2 hq=8 hk=1 sq=450 sk=470 d=64 causal align=bottom_right",
+                            "b=2 hq=12 hk=1 sq=520 sk=300 d=128", "hq=12 hk=1 sq=520 sk=700 d=128 window=40,10 align=0",
+                            "b=3 hq=12 hk=1 sq=520 d=64 seqlens", "hq=12 hk=1 sq=520 sk=1 d=64"}) {
+    BackwardCase all(typed_backward(words, dtype), 4, Placement::heap, {}, kLibrary);
+    check_backward(all.problem, 4);
+    each_entry(all.problem, [&](const std::string& entry) {
+      all.clear();
+      all.run(forced(entry));
+      const auto together = bits_of(all);
+      all.clear();
+      for (std::int64_t b = 0; b < all.problem.b; ++b) run(one_sequence(all.args(), b), forced(entry));
+      CHECK((bits_of(all) == together));
     });
   }
 }

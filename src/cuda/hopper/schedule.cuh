@@ -116,7 +116,8 @@ struct TileScheduler {
       tile.row = (in_head - first(tile.b)) * C::kRows;
     } else {
       const auto found = C::Tiles::find(p, head_number, in_head);
-      tile.b = static_cast<int>(found.b), tile.hk = static_cast<int>(found.hk), tile.row = static_cast<int>(found.row);
+      tile.b = static_cast<int>(found.b), tile.hk = static_cast<int>(found.head),
+      tile.row = static_cast<int>(found.row);
     }
   }
   // Fills in the rest of a tile. False: it has no rows, or its split no keys.

@@ -89,15 +89,14 @@ __global__ void __launch_bounds__(kThreads)
     if (threadIdx.x == 0) rows.key_masks[i] = 0;
   if (threadIdx.x == 0) rows.row_masks[tile] = 0;
   const auto place = BackwardTiling::find(p, tile / tiles, tile % tiles);
-  const Head head(p, place.b, place.hk);
+  const Head head(p, place.b, place.head / p.group);
   RowsOfTile& to = rows.tiles[tile];
   for (int i = threadIdx.x / kRowLanes; i < kBackwardTile; i += kThreads / kRowLanes) {
-    const int r = static_cast<int>(place.row) + i;
-    if (r >= head.len_q * p.group) {
+    if (place.row + i >= head.len_q) {
       to.lse_log2[i] = kInfinity, to.delta[i] = {0, 0};
       continue;
     }
-    const Row row = row_of(head, r);
+    const Row row(head, place.row + i, place.head);
     const float lse = p.lse[row_at(p.lse_stride, head, row)];
     const double dlse = p.dlse ? static_cast<double>(p.dlse[row_at(p.dlse_stride, head, row)]) : 0;
     double delta = -dlse;
@@ -124,7 +123,7 @@ struct Pair {
   double ds = 0, dx = 0;
 };
 __device__ Pair differentiate(const AttentionBackwardParams& p, const BackwardRows& rows, const Head& head,
-                              const Row& row, std::int64_t r, std::int64_t j) {
+                              const Row& row, std::int64_t j) {
   const std::int64_t q = row_at(p.q_stride, head, row), k = head.key_at(p.k_stride, j);
   double dot = 0;
   for (std::int64_t c = 0; c < p.d; ++c)
@@ -133,10 +132,10 @@ __device__ Pair differentiate(const AttentionBackwardParams& p, const BackwardRo
   const auto x = static_cast<float>(dot * static_cast<double>(p.score.scale_log2));
   const float score = finish_score(head, row, j, x);
   if (score == -kInfinity) return {};
-  const RowsOfTile& tile = rows.tiles[BackwardTiling::number(p, head.b, head.hk, r)];
-  const RowDelta of_row = tile.delta[r % kBackwardTile];
+  const RowsOfTile& tile = rows.tiles[BackwardTiling::number(p, head.b, row.q_head, row.token)];
+  const RowDelta of_row = tile.delta[row.token % kBackwardTile];
   // Clamped, because no weight is above 1 whatever rounding errors the score and lse have.
-  const double exponent = static_cast<double>(score) - static_cast<double>(tile.lse_log2[r % kBackwardTile]);
+  const double exponent = static_cast<double>(score) - static_cast<double>(tile.lse_log2[row.token % kBackwardTile]);
   const double weight = exp2(exponent > 0 ? 0 : exponent);
   const bool dropped = is_dropped(p.score, {head.b, row.q_head, row.token, j});
   const double kept = p.score.dropout.given ? static_cast<double>(p.score.dropout.scale) : 1;
@@ -176,15 +175,14 @@ __device__ void for_each_marked(std::int64_t tiles, const std::uint64_t* masks, 
 
 // One row of dq.
 __device__ void differentiate_row(const AttentionBackwardParams& p, const BackwardRows& rows, const Head& head,
-                                  std::int64_t r, double* dq) {
+                                  const Row& row, double* dq) {
   __shared__ Pair pairs[kThreads];
-  const Row row(head, r);
   for (std::int64_t c = threadIdx.x; c < p.d; c += kThreads) dq[c] = 0;
   double slope = 0;
   for (std::int64_t first = row.first; first < row.last; first += kThreads) {
     const std::int64_t j = first + threadIdx.x;
     __syncthreads();
-    pairs[threadIdx.x] = j < row.last ? differentiate(p, rows, head, row, r, j) : Pair();
+    pairs[threadIdx.x] = j < row.last ? differentiate(p, rows, head, row, j) : Pair();
     slope -= pairs[threadIdx.x].ds * fabs(static_cast<double>(row.token + head.offset - j));
     __syncthreads();
     for (std::int64_t c = threadIdx.x; c < p.d; c += kThreads)
@@ -200,7 +198,7 @@ __device__ void differentiate_row(const AttentionBackwardParams& p, const Backwa
           static_cast<float>(dq[c] * static_cast<double>(p.scale)));
   if (!p.grad_alibi) return;
   slope = sum_of_block(slope);
-  if (threadIdx.x == 0) rows.slope_share[row_number(p, head, r)] = static_cast<float>(slope);
+  if (threadIdx.x == 0) rows.slope_share[row_number(head, row.q_head, row.token)] = static_cast<float>(slope);
 }
 
 // Row i of a tile, which may not exist.
@@ -208,8 +206,8 @@ __device__ void differentiate_row_of(const AttentionBackwardParams& p, const Bac
                                      std::int64_t i, double* sums) {
   const std::int64_t tiles = BackwardTiling::tiles(p);
   const auto place = BackwardTiling::find(p, static_cast<int>(tile / tiles), static_cast<int>(tile % tiles));
-  const Head head(p, place.b, place.hk);
-  if (place.row + i < head.len_q * p.group) differentiate_row(p, rows, head, place.row + i, sums);
+  const Head head(p, place.b, place.head / p.group);
+  if (place.row + i < head.len_q) differentiate_row(p, rows, head, Row(head, place.row + i, place.head), sums);
 }
 __global__ void differentiate_rows(const __grid_constant__ AttentionBackwardParams p, BackwardRows rows) {
   extern __shared__ double sums[];
@@ -229,7 +227,7 @@ __device__ void differentiate_key(const AttentionBackwardParams& p, const Backwa
     Row row;
     if (sees) row = Row(head, r), sees = j >= row.first && j < row.last;
     if (!__syncthreads_or(sees)) continue;
-    pairs[threadIdx.x] = sees ? differentiate(p, rows, head, row, r, j) : Pair();
+    pairs[threadIdx.x] = sees ? differentiate(p, rows, head, row, j) : Pair();
     __syncthreads();
     for (std::int64_t c = threadIdx.x; c < p.d + p.dv; c += kThreads)
       for (std::int64_t i = 0; i < kThreads; ++i) {
@@ -293,7 +291,7 @@ __global__ void differentiate_bias(const __grid_constant__ AttentionBackwardPara
       for (std::int64_t token = tokens.first; token < tokens.last; ++token) {
         const Row row(head, token, h);
         for (std::int64_t j = key; j < row.last; j += kThreads) {
-          if (j >= row.first) sum += differentiate(p, rows, head, row, token * p.group + h % p.group, j).ds;
+          if (j >= row.first) sum += differentiate(p, rows, head, row, j).ds;
           if (!one_key) break;
         }
       }
@@ -313,7 +311,7 @@ __global__ void add_up_head(const __grid_constant__ AttentionBackwardParams p, c
     const Head head(p, b, h / p.group);
     double sum = 0;
     for (std::int64_t i = threadIdx.x; i < head.len_q; i += kThreads)
-      sum += static_cast<double>(shares[row_number(p, head, i * p.group + h % p.group)]);
+      sum += static_cast<double>(shares[row_number(head, h, i)]);
     sum = sum_of_block(sum);
     total += sum;
     if (to.stride.b != 0 && threadIdx.x == 0)

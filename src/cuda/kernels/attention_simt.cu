@@ -345,7 +345,7 @@ __device__ __forceinline__ void attend(const AttentionParams& p, unsigned number
   static_assert(kOperands >= S::kOperands);
   const auto tiles = static_cast<unsigned>(Tiles::tiles(p));
   const Tiles::Tile tile = Tiles::find(p, static_cast<int>(number / tiles), static_cast<int>(number % tiles));
-  const Head head(p, tile.b, tile.hk);
+  const Head head(p, tile.b, tile.head);
   const std::int64_t rows = head.len_q * p.group;
   if (tile.row >= rows) return;
   const bool modified = has_modifiers(p.score);

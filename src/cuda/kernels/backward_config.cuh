@@ -4,18 +4,18 @@
 #include "cuda/hopper/pipeline.cuh"
 #include "cuda/hopper/tma.cuh"
 #include "cuda/kernels/backward_rows.cuh"
-#include "cuda/tile/divisor.hpp"
 
 namespace rapt::cuda {
 
 // A thread block has kOwn rows or keys ("own") and goes through the others in tiles of 64 ("other"): for dk and dv own
 // are keys and other are query rows, for dq the other way round.
-template <class T, int kSize_, bool kOfKeys_, bool kKeepsDs_ = false>
+template <class T, int kSize_, bool kOfKeys_, bool kKeepsDs_ = false, bool kGrouped_ = false>
 struct BackwardConfig {
   using Element = T;
   static constexpr int kSize = kSize_;         // columns of rows in shared memory, of d and dv alike
   static constexpr bool kOfKeys = kOfKeys_;    // dk and dv; else dq
   static constexpr bool kKeepsDs = kKeepsDs_;  // dS is left in memory for dq
+  static constexpr bool kGrouped = kGrouped_;  // keys may meet the rows of several query heads
   static constexpr int kGroups = 2;            // math warpgroups, with 64 own rows each
   static constexpr int kThreads = 128 * (kGroups + 1);
   static constexpr int kOwn = kBackwardTile * kGroups;
@@ -40,11 +40,12 @@ struct BackwardConfig {
 struct BackwardParams {
   AttentionBackwardParams p;
   BackwardRows rows;
-  Divisor group;
-  int first_head, heads, tiles;  // the launch's heads; tiles of own rows or keys in each
+  int first_head, heads, tiles;  // the launch's heads, of rows query heads; tiles of own rows or keys in each
   int section;                   // heads whose tiles are interleaved, so that what they read stays in L2
-  std::byte* ds;                 // tiles of dS: [heads of the launch][tiles of keys][tiles of rows]
+  std::byte* ds;                 // tiles of dS: [query heads of the launch][tiles of keys][tiles of rows]
   int ds_keys, ds_rows;          // these tiles
+  int first_kv_head;             // of the launch
+  int sharers;  // of the same keys: thread blocks of a cluster, which divide the rows' tiles among them
   CUtensorMap q, k, v, dout;
   bool tma;                               // the maps describe all rows; else threads load them
   bool q_vector, kv_vector, dout_vector;  // rows are aligned to 16 bytes, and contiguous

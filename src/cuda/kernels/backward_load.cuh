@@ -15,28 +15,27 @@ struct BackwardLoads {
   // By the warpgroup's threads: any rows.
   __device__ void by_threads() const {
     for (int group = 0; group < C::kGroups; ++group)
-      copy<C::kOfKeys>(own + group * kBackwardTile * 128, C::kOwnPanel, block.own + kBackwardTile * group);
+      copy<C::kOfKeys>(own + group * kBackwardTile * 128, C::kOwnPanel, block.q_head,
+                       block.own + kBackwardTile * group);
     copy_commit();
     const auto arrive = [](std::uint32_t barrier) {
       fence_async_proxy();
       barrier_arrive(barrier);
     };
-#pragma unroll 1
-    for (int n = 0; n < block.tiles; ++n) {
+    const int count = for_each_tile([&](int n, int h, int first) {
       ring.wait_empty(n);
-      const int first = block.other + n * kBackwardTile;
-      copy<!C::kOfKeys>(ring.slot(n), C::kOtherPanel, first);
+      copy<!C::kOfKeys>(ring.slot(n), C::kOtherPanel, h, first);
       if constexpr (C::kOfKeys) {
-        const auto* const of_rows = reinterpret_cast<const std::byte*>(block.rows_of(first));
+        const auto* const of_rows = reinterpret_cast<const std::byte*>(block.rows_of(h, first));
         if (threadIdx.x < kTileBytes / 16)
           copy16(ring.slot(n) + C::kRowsAt + 16 * threadIdx.x, of_rows + 16 * threadIdx.x);
       }
       copy_commit();
       copy_wait<1>();
       arrive(n == 0 ? own_full : ring.full(n - 1));
-    }
+    });
     copy_wait<0>();
-    if (block.tiles > 0) arrive(ring.full(block.tiles - 1));
+    if (count > 0) arrive(ring.full(count - 1));
   }
 
   // The same by TMA, by one thread.
@@ -44,30 +43,39 @@ struct BackwardLoads {
     if (block.tiles == 0) return;  // nobody would wait for own rows: the thread block might end before they arrive
     barrier_arrive_expecting(own_full, 2 * C::kOwnBytes);
     for (int group = 0; group < C::kGroups; ++group)
-      box<C::kOfKeys>(own + group * kBackwardTile * 128, C::kOwnPanel, block.own + kBackwardTile * group, own_full);
-#pragma unroll 1
-    for (int n = 0; n < block.tiles; ++n) {
+      box<C::kOfKeys>(own + group * kBackwardTile * 128, C::kOwnPanel, block.q_head, block.own + kBackwardTile * group,
+                      own_full);
+    for_each_tile([&](int n, int h, int first) {
       ring.wait_empty(n);
-      const int first = block.other + n * kBackwardTile;
       barrier_arrive_expecting(ring.full(n), 2 * C::kOtherBytes + (C::kOfKeys ? kTileBytes : 0));
-      box<!C::kOfKeys>(ring.slot(n), C::kOtherPanel, first, ring.full(n));
+      box<!C::kOfKeys>(ring.slot(n), C::kOtherPanel, h, first, ring.full(n));
       if constexpr (C::kOfKeys)
-        bulk_load(ring.slot(n) + C::kRowsAt, block.rows_of(first), kTileBytes, ring.full(n), true);
-    }
+        bulk_load(ring.slot(n) + C::kRowsAt, block.rows_of(h, first), kTileBytes, ring.full(n), true);
+    });
   }
 
  private:
   static constexpr int kTileBytes = sizeof(RowsOfTile);
 
+  // Calls load(n, h, first) for the n-th tile of the other side: of query head h, from row or key `first` on. Returns
+  // how many.
+  template <class Load>
+  __device__ int for_each_tile(Load load) const {
+    int n = 0;
+#pragma unroll 1
+    for (int h = block.q_head; h < block.q_head + block.q_heads; ++h)
+#pragma unroll 1
+      for (int tile = 0; tile < block.tiles; ++tile, ++n) load(n, h, block.other + tile * kBackwardTile);
+    return n;
+  }
   // Each warp has 16 of the rows.
   template <bool kKeys>
-  __device__ void copy(std::uint32_t to, int panel_bytes, int first) const {
+  __device__ void copy(std::uint32_t to, int panel_bytes, int h, int first) const {
     const auto& p = block.p;
     const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * 16, number = first + warp_row + lane;
-    const bool exists = lane < 16 && number < (kKeys ? block.keys() : block.rows());
-    const Row row = row_of(block.head, kKeys || !exists ? 0 : number);
+    const bool exists = lane < 16 && number < (kKeys ? block.keys() : block.tokens());
     const auto copy_tensor = [&](std::uint32_t place, const void* x, const Strides& s, std::int64_t size, bool vector) {
-      const std::int64_t at = kKeys ? block.head.key_at(s, number) : row_at(s, block.head, row);
+      const std::int64_t at = kKeys ? block.head.key_at(s, number) : row_at(s, block.head, h, number);
       load_rows<C::kSize, 4>(16, place + warp_row * 128, panel_bytes, x, exists ? at : -1, s.d, static_cast<int>(size),
                              vector, 0);
     };
@@ -81,7 +89,7 @@ struct BackwardLoads {
     }
   }
   template <bool kKeys>
-  __device__ void box(std::uint32_t to, int panel_bytes, int first, std::uint32_t barrier) const {
+  __device__ void box(std::uint32_t to, int panel_bytes, int h, int first, std::uint32_t barrier) const {
     const auto& params = block.params;
     const auto& p = params.p;
     const int hk = static_cast<int>(block.head.hk);
@@ -94,9 +102,9 @@ struct BackwardLoads {
         tma_load(to + C::kPanels * panel_bytes, &params.v, panel * 64, row, hk, b, barrier, true);
       } else {
         const int b = p.total_q < 0 ? static_cast<int>(block.head.b) : 0,
-                  token = static_cast<int>(block.head.q_first) + params.group.quotient(first);
-        tma_load(to, &params.q, panel * 64, 0, token, hk, b, barrier);
-        tma_load(to + C::kPanels * panel_bytes, &params.dout, panel * 64, 0, token, hk, b, barrier);
+                  row = static_cast<int>(block.head.q_first) + first;
+        tma_load(to, &params.q, panel * 64, row, h, b, barrier, true);
+        tma_load(to + C::kPanels * panel_bytes, &params.dout, panel * 64, row, h, b, barrier, true);
       }
     }
   }

@@ -16,7 +16,7 @@ template <class T, int kSize_>
 struct BackwardQueriesConfig {
   using Element = T;
   static constexpr int kSize = kSize_, kPanels = kSize / 64;
-  static constexpr bool kOfKeys = false;
+  static constexpr bool kOfKeys = false, kGrouped = false;
   static constexpr int kGroups = 2, kTilesOfGroup = 2, kTiles = kGroups * kTilesOfGroup, kOwn = kBackwardTile * kTiles;
   static constexpr int kThreads = 128 * (kGroups + 1), kStages = 4;
   static constexpr int kOtherPanel = kBackwardTile * 128, kOtherBytes = kPanels * kOtherPanel;
@@ -45,7 +45,8 @@ __device__ void load_keys_and_ds(const BackwardBlock<C>& block, const Ring<C::kS
     for (int i = 0; i < C::kTiles; ++i)
       if (n >= ranges[i].first && n < ranges[i].last)
         bulk_load(ring.slot(n) + C::kOtherBytes + i * kDsTileBytes,
-                  block.ds_tile(key / kBackwardTile, block.own / kBackwardTile + i), kDsTileBytes, ring.full(n), false);
+                  block.ds_tile(block.q_head, key / kBackwardTile, block.own / kBackwardTile + i), kDsTileBytes,
+                  ring.full(n), false);
   }
 }
 

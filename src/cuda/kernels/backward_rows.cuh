@@ -7,7 +7,7 @@
 
 namespace rapt::cuda {
 
-using BackwardTiling = Tiling<kBackwardTile>;
+using BackwardTiling = Tiling<kBackwardTile, true>;
 using BackwardBlocking = Blocking<kBackwardTile>;
 
 // What a tile's rows need. dS = P (dP * dp_factor - delta), P = 2^(score - lse_log2). dp_factor is 1; it is 0 for a row
@@ -34,9 +34,8 @@ __host__ __device__ inline std::int64_t key_tiles(const AttentionParams& p) {
   return BackwardBlocking::heads(p) * BackwardBlocking::blocks(p);
 }
 
-// Row r of a kv head.
-__device__ inline std::int64_t row_number(const AttentionParams& p, const Head& head, std::int64_t r) {
-  return BackwardTiling::number(p, head.b, head.hk, r) * kBackwardTile + r % kBackwardTile;
+__device__ inline std::int64_t row_number(const Head& head, std::int64_t q_head, std::int64_t token) {
+  return BackwardTiling::number(head.p, head.b, q_head, token) * kBackwardTile + token % kBackwardTile;
 }
 
 BackwardRows backward_rows(const AttentionParams& p, std::byte* workspace);

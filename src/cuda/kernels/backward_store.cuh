@@ -31,7 +31,7 @@ struct GradientRows {
       std::int64_t at = 0;
       if (exists) {
         if constexpr (C::kOfKeys) at = block.head.key_at(to.stride, number);
-        else at = row_at(to.stride, block.head, row_of(block.head, number));
+        else at = row_at(to.stride, block.head, block.q_head, number);
       }
       if (whole) {
         // Neighbouring lanes exchange pairs, as in store_rows().
@@ -63,7 +63,7 @@ struct GradientRows {
     const unsigned marked = rows_of_warp(broken);
     if (lane != 0 || first >= block.store_end()) return;
     const std::int64_t tile = C::kOfKeys ? BackwardBlocking::number(block.head, first)
-                                         : BackwardTiling::number(block.p, block.head.b, block.head.hk, first);
+                                         : BackwardTiling::number(block.p, block.head.b, block.q_head, first);
     auto* const masks = reinterpret_cast<std::uint16_t*>(C::kOfKeys ? rows.key_masks : rows.row_masks);
     masks[tile * 4 + threadIdx.x / 32 % 4] = static_cast<std::uint16_t>(marked);
   }

@@ -7,7 +7,8 @@
 // and with rows as own:
 //   S = Q K^T, dP = dO V^T, P = 2^(S - lse), dS = P (dP - delta), dQ += dS K
 // P and dS go from the accumulators of a product to an operand of the next in registers. With kKeepsDs, dS^T is also
-// left in memory, for backward_queries.cuh. The two warpgroups multiply in turns.
+// left in memory, for backward_queries.cuh. The two warpgroups multiply in turns. A cluster's sums are added up by its
+// first block.
 //
 // Tiles begin at multiples of 64 from row or key 0 and are taken in ascending order; one that is hidden from a row or
 // key adds zeros. Zero times NaN is NaN: own rows whose gradients are not finite are marked, for
@@ -36,8 +37,10 @@ struct BackwardMath {
   float sums[kSums], value_sums[kOfKeys ? kSums : 1];  // dK and dV, or dQ
   float lse[2], delta[2], dp_factor[2];                // of own rows
   std::uint32_t weights[16], derivatives[16];
-  KeyRange32 whole;     // the tiles of which each own row or key sees all
-  KeyRange32 in_turns;  // those of which both warpgroups see something
+  KeyRange32 whole;           // the tiles of which each own row or key sees all
+  KeyRange32 in_turns;        // those of which both warpgroups see something
+  int q_head = block.q_head;  // whose tiles are at work
+  int passed = 0;             // the tiles of the heads before it, in the ring
 
   // Own rows of a tensor by the rows of a tile.
   __device__ void multiply(float (&to)[32], int tensor, std::uint32_t tile) const {
@@ -86,8 +89,7 @@ struct BackwardMath {
     for (int i = 0; i < 32; ++i) {
       const int row = kOfKeys ? other + other_of(i) : first + own_of(i),
                 key = kOfKeys ? first + own_of(i) : other + other_of(i);
-      const int token = block.params.group.quotient(row);
-      const bool sees = row < block.rows() && key >= block.bounds.first_of(token) && key < block.bounds.last_of(token);
+      const bool sees = row < block.tokens() && key >= block.bounds.first_of(row) && key < block.bounds.last_of(row);
       bits |= static_cast<std::uint32_t>(!sees) << i;
     }
     return bits;
@@ -142,15 +144,16 @@ struct BackwardMath {
     pin(derivatives), pin(sums);
     if constexpr (kOfKeys) pin(weights), pin(value_sums);
     wgmma_fence();
-    if constexpr (kOfKeys) add_product(value_sums, weights, ring.slot(n) + C::kOtherBytes);
-    add_product(sums, derivatives, ring.slot(n));
+    const std::uint32_t tile = ring.slot(passed + n);
+    if constexpr (kOfKeys) add_product(value_sums, weights, tile + C::kOtherBytes);
+    add_product(sums, derivatives, tile);
     if constexpr (C::kKeepsDs) keep_ds(n);
   }
   // P and dS of tile n, while the tensor cores may be adding products of tile n - 1, unless `is_first`. (Operands are
   // rounded when no product runs: else ptxas makes every product wait for the one before.)
   __device__ __forceinline__ void differentiate(int n, bool is_first) {
-    const std::uint32_t tile = ring.slot(n), of_rows = tile + C::kRowsAt;
-    ring.wait_full(n);
+    const std::uint32_t tile = ring.slot(passed + n), of_rows = tile + C::kRowsAt;
+    ring.wait_full(passed + n);
     OtherRows rows;  // loaded first where that can be: loads wait for the products that were started before them
     if constexpr (!C::kOverlaps) load_lse(rows, of_rows);
     if constexpr (C::kLoadsAhead) load_delta(rows, of_rows);
@@ -163,7 +166,7 @@ struct BackwardMath {
     if constexpr (C::kOverlaps) load_lse(rows, of_rows);
     wgmma_wait<1>();
     pin(s);
-    if (!is_first) ring.release(n - 1);
+    if (!is_first) ring.release(passed + n - 1);
     weigh(s, hides, rows);
     finish_products();
     pin(dp);
@@ -182,7 +185,8 @@ struct BackwardMath {
   }
   // Leaves dS of tile n in memory: 16 bytes of each lane for each 16 rows, which backward_queries.cuh transposes.
   __device__ __forceinline__ void keep_ds(int n) const {
-    auto* const to = reinterpret_cast<uint4*>(block.ds_tile(first / kBackwardTile, block.other / kBackwardTile + n));
+    auto* const to =
+        reinterpret_cast<uint4*>(block.ds_tile(q_head, first / kBackwardTile, block.other / kBackwardTile + n));
 #pragma unroll
     for (int quarter = 0; quarter < 4; ++quarter) {
       const std::uint32_t* const x = derivatives + 4 * quarter;
@@ -194,12 +198,16 @@ struct BackwardMath {
     if (n >= in_turns.first && n < in_turns.last) named_sync(1 + group, 256);
   }
   __device__ void pass_turn(int n) const {
-    if (n >= in_turns.first && n + group < in_turns.last) named_arrive(2 - group, 256);
+    if (n >= in_turns.first && (n + group < in_turns.last || (n < in_turns.last && !is_last_head())))
+      named_arrive(2 - group, 256);
+  }
+  __device__ bool is_last_head() const {
+    return !C::kGrouped || q_head + 1 == block.q_head + block.q_heads;
   }
   // Passes by tiles [from, to), of which no own row or key sees anything.
   __device__ void skip(int from, int to) const {
 #pragma unroll 1
-    for (int n = from; n < to; ++n) {
+    for (int n = passed + from; n < passed + to; ++n) {
       ring.wait_full(n);
       ring.release(n);
     }
@@ -216,7 +224,7 @@ struct BackwardMath {
     if constexpr (!kOfKeys) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const RowsOfTile* const tile = first < block.rows() ? block.rows_of(first) : nullptr;
+        const RowsOfTile* const tile = first < block.tokens() ? block.rows_of(block.q_head, first) : nullptr;
         const RowDelta found = tile ? tile->delta[own_of(2 * h)] : RowDelta{0, 0};
         lse[h] = tile ? tile->lse_log2[own_of(2 * h)] : kInfinity;
         delta[h] = found.delta, dp_factor[h] = found.dp_factor;
@@ -225,10 +233,11 @@ struct BackwardMath {
     const auto [begin, end] = block.tiles_of(first);
     const auto [other_begin, other_end] = block.tiles_of(first + (group == 0 ? kBackwardTile : -kBackwardTile));
     whole = find_whole(begin, end), in_turns = {max(begin, other_begin), min(end, other_end)};
-    skip(0, begin);
     if (group == 1 && in_turns.first < in_turns.last) named_arrive(1, 256);  // the first turn is the other's
+    if (begin == end) return skip(0, block.q_heads * block.tiles);
+    skip(0, begin);
     if constexpr (C::kOverlaps) {
-      if (begin < end) {
+      do {
         take_turn(begin);
         differentiate(begin, true);
 #pragma unroll 1
@@ -237,25 +246,64 @@ struct BackwardMath {
           add_products(n - 1);
           differentiate(n, false);
         }
-        add_products(end - 1);
-        finish_products();
-        ring.release(end - 1);
-      }
+        add_up(end - 1);
+      } while (next_head(begin, end));
     } else {
 #pragma unroll 1
-      for (int n = begin; n < end; ++n) {
+      for (int n = begin; n < end; ++n) {  // of all heads: ptxas spills the sums around a loop within a loop
         take_turn(n);
         differentiate(n, true);
-        add_products(n);
-        finish_products();
-        ring.release(n);
+        add_up(n);
+        if constexpr (C::kGrouped) {
+          if (n + 1 == end && next_head(begin, end)) n = begin - 1;
+        }
       }
     }
-    skip(max(begin, end), block.tiles);
+    skip(end, block.tiles);
+  }
+  // Whether there is another query head, of which own keys too see tiles [begin, end). Passes on to its first.
+  __device__ bool next_head(int begin, int end) {
+    if (is_last_head()) return false;
+    skip(end, block.tiles);
+    ++q_head, passed += block.tiles;
+    skip(0, begin);
+    return true;
+  }
+  // Adds tile n's part to the sums, and releases the tile.
+  __device__ __forceinline__ void add_up(int n) {
+    add_products(n);
+    finish_products();
+    ring.release(passed + n);
+  }
+
+  // Adds the sums of the cluster's other blocks to those of the first, in order. `shared`: memory that holds them,
+  // which no thread of the block uses any more.
+  __device__ void add_up_cluster(std::uint32_t shared) {
+    const int sharers = block.params.sharers;
+    if (sharers == 1) return;
+    named_sync(3, 256);
+    const std::uint32_t at = shared + (group * 128 + thread) * 16;
+    const auto for_each_four = [&](auto f) {
+#pragma unroll
+      for (int i = 0; i < kSums; i += 4) f(sums + i, at + i * 1024), f(value_sums + i, at + (kSums + i) * 1024);
+    };
+    if (block.rank(block.params) > 0)
+      for_each_four([](const float* x, std::uint32_t to) {
+        store16(to, {__float_as_uint(x[0]), __float_as_uint(x[1]), __float_as_uint(x[2]), __float_as_uint(x[3])});
+      });
+    cluster_sync();
+#pragma unroll 1
+    for (int rank = 1; rank < sharers && block.rank(block.params) == 0; ++rank)
+      for_each_four([&](float* x, std::uint32_t from) {
+        const float4 part = cluster_load16(in_cluster(from, rank));
+        x[0] += part.x, x[1] += part.y, x[2] += part.z, x[3] += part.w;
+      });
+    cluster_sync();
   }
 
   // Stores the warpgroup's gradients, and marks those that are not finite.
   __device__ void store() const {
+    if (C::kGrouped && block.rank(block.params) > 0) return;
     const auto& p = block.p;
     GradientRows<C> rows{block, first};
     if constexpr (kOfKeys) {
@@ -299,6 +347,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) attention_backward(const __gri
     const int group = uniform(threadIdx.x / 128 - 1);
     BackwardMath<C> math{block, ring, data + group * kBackwardTile * 128, group, block.own + group * kBackwardTile};
     math.run(own_full);
+    if constexpr (C::kGrouped) math.add_up_cluster(data);
     math.store();
   }
 }

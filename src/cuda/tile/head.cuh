@@ -100,9 +100,12 @@ __device__ inline Row row_of(const Head& head, int r) {
   return Row(head, token, head.hk * group + (static_cast<unsigned>(r) - token * group));
 }
 
-// The row's offset in q, out or lse.
+// The offset in q, out or lse of a query head's row for a token.
+__device__ inline std::int64_t row_at(const Strides& s, const Head& head, std::int64_t q_head, std::int64_t token) {
+  return head.b * s.b + q_head * s.h + (head.q_first + token) * s.s;
+}
 __device__ inline std::int64_t row_at(const Strides& s, const Head& head, const Row& row) {
-  return head.b * s.b + row.q_head * s.h + (head.q_first + row.token) * s.s;
+  return row_at(s, head, row.q_head, row.token);
 }
 
 // Which of `count` consecutive sequences contains `number`: the last one for which first(i), its beginning, is at most
@@ -135,34 +138,47 @@ struct Pieces {
   }
 };
 
-// A call's query rows in tiles of kRows rows of one kv head of one sequence. Tiles are numbered head by head; each
-// dense sequence has heads of its own.
-template <int kRows>
+// A call's query rows in tiles of kRows rows of one head of one sequence: of a kv head, whose rows are the pairs of a
+// token and a query head; or with kOfQueryHeads of a query head, whose rows are tokens. Tiles are numbered head by
+// head; each dense sequence has heads of its own.
+template <int kRows, bool kOfQueryHeads = false>
 struct Tiling {
   struct Tile {
-    std::int64_t b, hk, row;
+    std::int64_t b, head, row;
   };
 
-  __host__ __device__ static std::int64_t heads(const AttentionParams& p) { return p.total_q >= 0 ? p.hk : p.b * p.hk; }
+  __host__ __device__ static std::int64_t heads(const AttentionParams& p) {
+    return p.total_q >= 0 ? in_sequence(p) : p.b * in_sequence(p);
+  }
   // The tiles of a head. For ragged calls an upper bound: tiles past a sequence's last row are empty.
   __host__ __device__ static std::int64_t tiles(const AttentionParams& p) {
-    return p.total_q >= 0 ? p.total_q * p.group / kRows + p.b : ceil_div(p.sq * p.group, kRows);
+    return p.total_q >= 0 ? p.total_q * rows_of_token(p) / kRows + p.b : ceil_div(p.sq * rows_of_token(p), kRows);
   }
 
-  __device__ static Pieces<kRows> ragged(const AttentionParams& p) { return {p.q_begin, p.b, p.total_q, p.group}; }
+  __device__ static Pieces<kRows> ragged(const AttentionParams& p) {
+    return {p.q_begin, p.b, p.total_q, rows_of_token(p)};
+  }
   // The head's tile number `tile`.
   __device__ static Tile find(const AttentionParams& p, int head, int tile) {
     if (p.total_q < 0) {
-      const auto hk = static_cast<int>(p.hk);
-      return {head / hk, head % hk, std::int64_t{tile} * kRows};
+      const auto heads = static_cast<int>(in_sequence(p));
+      return {head / heads, head % heads, std::int64_t{tile} * kRows};
     }
     const std::int64_t b = ragged(p).sequence(tile);
     return {b, head, (tile - ragged(p).first(b)) * kRows};
   }
   // The inverse of find(): a tile's number.
-  __device__ static std::int64_t number(const AttentionParams& p, std::int64_t b, std::int64_t hk, std::int64_t row) {
-    if (p.total_q < 0) return (b * p.hk + hk) * tiles(p) + row / kRows;
-    return hk * tiles(p) + ragged(p).first(b) + row / kRows;
+  __device__ static std::int64_t number(const AttentionParams& p, std::int64_t b, std::int64_t head, std::int64_t row) {
+    if (p.total_q < 0) return (b * in_sequence(p) + head) * tiles(p) + row / kRows;
+    return head * tiles(p) + ragged(p).first(b) + row / kRows;
+  }
+
+ private:
+  __host__ __device__ static std::int64_t in_sequence(const AttentionParams& p) {
+    return kOfQueryHeads ? p.hk * p.group : p.hk;
+  }
+  __host__ __device__ static std::int64_t rows_of_token(const AttentionParams& p) {
+    return kOfQueryHeads ? 1 : p.group;
   }
 };
 

@@ -73,7 +73,7 @@ class TilesEntry final : public AttentionBackwardEntry {
   cudaError_t launch(const Params& params, std::byte* workspace, cudaStream_t stream) const override {
     const auto& p = std::get<AttentionBackwardParams>(params);
     const bool all = p.grad_q && (p.grad_k || p.grad_v);
-    return launch_attention_backward(p, all ? ds_portions(p) : DsPortions(), workspace, stream);
+    return launch_attention_backward(p, all ? ds_portions(p) : DsPortions(), key_sharers(p), workspace, stream);
   }
 };
 #endif

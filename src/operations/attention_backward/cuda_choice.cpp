@@ -6,8 +6,7 @@ namespace rapt::cuda {
 namespace {
 
 constexpr std::int64_t kMaxDsBytes = std::int64_t{256} << 20;
-// Where heads come in several portions, each occupies a Hopper GPU's multiprocessors almost twice, or they would wait
-// for the last thread blocks of each.
+// These many occupy a Hopper GPU's multiprocessors almost twice. Fewer would wait for the last of them.
 constexpr std::int64_t kKeysOfBlock = 128, kMinBlocks = 250;
 
 // Not of ragged sequences, whose lengths the host does not know.
@@ -17,8 +16,19 @@ bool is_dense(const AttentionParams& p) {
 
 }  // namespace
 
+int key_sharers(const AttentionParams& p) {
+  // The parts are added up, so their number may not depend on the batch.
+  constexpr std::int64_t kMinTiles = 24;
+  constexpr int kMaxSharers = 4;  // a cluster of 4 finds room in most of a GPU's multiprocessors
+  if (!is_dense(p) || p.group == 1) return 1;
+  const std::int64_t blocks = p.hk * ceil_div(p.sk, kKeysOfBlock), tiles = p.group * ceil_div(p.sq, kBackwardTile);
+  int sharers = 1;
+  while (sharers < kMaxSharers && sharers * blocks < kMinBlocks && tiles >= 2 * sharers * kMinTiles) sharers *= 2;
+  return sharers;
+}
+
 DsPortions ds_portions(const AttentionParams& p) {
-  DsPortions made{ceil_div(p.sk, kBackwardTile), ceil_div(p.sq * p.group, kBackwardTile)};
+  DsPortions made{ceil_div(p.sk, kBackwardTile), ceil_div(p.sq, kBackwardTile) * p.group};
   const std::int64_t of_head = made.key_tiles * made.row_tiles * kDsTileBytes, heads = p.b * p.hk;
   if (!is_dense(p) || of_head == 0 || of_head > kMaxDsBytes || heads == 0) return made;
   const std::int64_t portions = ceil_div(heads, kMaxDsBytes / of_head), in_portion = ceil_div(heads, portions);
