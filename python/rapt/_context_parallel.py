@@ -1,4 +1,5 @@
-"""torch.distributed.tensor.experimental.context_parallel on CPUs, where PyTorch has no attention for it.
+"""torch.distributed.tensor.experimental.context_parallel: on CPUs, where PyTorch has no attention for it, and for the
+calls on GPUs that rapt computes.
 
 PyTorch replaces scaled_dot_product_attention by a function that makes its arguments DTensors, spread along the
 sequence, and then calls the function that it has replaced: rapt's. Only this file uses PyTorch's private attributes
@@ -15,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from rapt import _refusals
+
 _PRIVATE = "torch.distributed.tensor.experimental._context_parallel._attention"
 _SEQUENCE = 2  # the dimension that PyTorch spreads
 
@@ -27,12 +30,23 @@ def replaced() -> bool:
 
 def is_spread(query: Any) -> bool:
     """Whether a call comes from a context_parallel block: PyTorch's dispatch rules for it are active, and query is a
-    DTensor on CPUs that is spread along the sequence over a mesh of one dimension."""
+    DTensor that is spread along the sequence over a mesh of one dimension."""
     private: Any = sys.modules.get(_PRIVATE)
-    if private is None or not isinstance(query, private.DTensor) or query.device.type != "cpu":
+    if private is None or not isinstance(query, private.DTensor):
         return False
     rules = private.DTensor._op_dispatcher._custom_op_handlers
     return private._sdpa_handler in rules.values() and tuple(query.placements) == (private.Shard(_SEQUENCE),)
+
+
+def computes(query: Any, key: Any, value: Any, attn_mask: Any, dropout_p: float, enable_gqa: bool) -> bool:
+    """Whether rapt computes, or refuses, a call in a context_parallel block. On GPUs PyTorch has the calls that rapt would
+    refuse or compute slowly. Depends on nothing that should differ between ranks."""
+    if not is_spread(query) or query.device.type not in ("cpu", "cuda"):
+        return False
+    if query.device.type == "cpu":
+        return True
+    reason = _refusals.refusal(query, key, value, None, enable_gqa) or _refusals.preference(query, value)
+    return not (reason or attn_mask is not None or dropout_p or _refusals.gradient_refusal(query, key, value, None))
 
 
 def attention(

@@ -12,6 +12,7 @@ import struct
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -62,13 +63,24 @@ class Ranks(NamedTuple):
         """The global number of the rank `step` after this one, in a ring."""
         return dist.get_global_rank(self.group, (self.rank + step) % self.size)
 
+    def sends(self, device: str) -> bool:
+        """Whether the group has a backend for tensors on such devices: "cpu:gloo,cuda:nccl" has for two."""
+        return self.size == 1 or f"{device}:" in dist.get_backend_config(self.group)
+
+    def check_device(self, name: str, x: Tensor) -> None:
+        """Raises for a tensor that the group cannot send."""
+        if not self.sends(x.device.type):
+            got = f"a tensor on {x.device}, with a group of the backend {dist.get_backend_config(self.group)}"
+            raise ValueError(f"{name}: got {got}; wanted a device that the backend has")
+
     def gather(self, part: Tensor) -> Tensor:
         """The parts of all ranks, one after another along the first dimension."""
         if self.size == 1:
             return part
         parts, part = part.new_empty((part.shape[0] * self.size, *part.shape[1:])), part.contiguous()
         with self.messages():
-            dist.all_gather_single(parts, part, group=self.group)
+            gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # of older PyTorch
+            gather(parts, part, group=self.group)
         return parts
 
     def exchange(self, parts: Tensor) -> Tensor:
@@ -139,20 +151,22 @@ def agree(ranks: Ranks, call: Call | None, error: Exception | None, own_size: in
         if error is not None:
             raise error
         return [own_size]
-    device = "cuda" if dist.get_backend(ranks.group) == "nccl" else "cpu"
-    sent = torch.zeros(_LENGTH + 1, dtype=torch.int64, device=device)  # begins with 0: this rank has an error
+    sent = torch.zeros(_LENGTH + 1, dtype=torch.int64)  # begins with 0: this rank has an error
     if error is None:
         try:
             own = [1, *map(_number, (call or {}).values())]
             own += [0] * (_LENGTH - len(own)) + [own_size]
-            sent = torch.tensor(own, dtype=torch.int64, device=device)
+            sent = torch.tensor(own, dtype=torch.int64)
         except Exception as refused:  # a number that int64 does not hold
             error = refused
-    every = ranks.gather(sent)
+    if ranks.sends("cpu"):
+        rows = ranks.gather(sent).view(ranks.size, -1).tolist()
+    else:  # on a stream of its own: not to wait for the kernels of earlier calls
+        with torch.cuda.stream(_stream(torch.cuda.current_device())):
+            rows = ranks.gather(sent.cuda()).view(ranks.size, -1).tolist()
     if error is not None:
         raise error
     assert call is not None
-    rows = every.view(ranks.size, -1).tolist()
     if all(row[:-1] == own[:-1] for row in rows):
         return [row[-1] for row in rows]
     for rank, row in zip(ranks.numbers, rows):
@@ -166,6 +180,11 @@ def agree(ranks: Ranks, call: Call | None, error: Exception | None, own_size: in
                 got = f"{a} on rank {ranks.numbers[0]} and {b} on rank {rank}"
                 raise ValueError(f"{name}: got {got}; wanted the same on every rank{hint}")
     raise AssertionError("unreachable: rows differ")
+
+
+@cache
+def _stream(device: int) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
 
 
 class Request(NamedTuple):
@@ -208,9 +227,9 @@ def attention_call(ranks: Ranks, given: dict[str, Any]) -> tuple[Call, Request]:
         raise ValueError(f"k: got shape {list(k.shape)}; wanted {b} sequences of heads of {d}, as q has")
     if tuple(v.shape) != (b, hk, sk, dv):
         raise ValueError(f"v: got shape {list(v.shape)}; wanted [{b}, {hk}, {sk}, dv], as k has")
-    call: Call = {"method": ranks.method, "dtype": str(q.dtype), "b": b, "hq": hq, "hk": hk}
+    call: Call = {"method": ranks.method, "device": q.device.type, "dtype": str(q.dtype), "b": b, "hq": hq, "hk": hk}
     call |= {"sq": sq, "sk": sk, "d": d, "dv": dv}
-    for name, size in list(call.items())[2:]:
+    for name, size in list(call.items())[3:]:
         if size == 0:
             raise ValueError(f"{name}: got 0; wanted 1 or more on every rank")
     if hq % hk != 0:
@@ -224,9 +243,8 @@ def attention_call(ranks: Ranks, given: dict[str, Any]) -> tuple[Call, Request]:
             raise ValueError(f"{name}: got shape {list(numbers.shape)}; wanted [{hq}], one for each query head")
         if _refusals.needs_grad(numbers):
             raise ValueError(f"{name}: got a tensor that requires grad; wanted {name}.detach(): it has no gradients")
+    ranks.check_device("q", q)
     gradients = _refusals.needs_grad(q, k, v)
-    if gradients and not q.is_cpu:
-        raise ValueError(f"q: got a tensor on {q.device} with gradients to record; wanted the cpu, or torch.no_grad()")
     causal = boolean("causal", given["causal"])
     left, right = window_sides(given["window"])
     positional = causal or left >= 0 or right >= 0 or alibi is not None
@@ -246,9 +264,10 @@ def attention_call(ranks: Ranks, given: dict[str, Any]) -> tuple[Call, Request]:
     return call, Request(ranks, options, balanced, alibi, sinks, with_lse)
 
 
-def whole_call(x: Tensor, dim: Any, balanced: Any) -> tuple[Call, int]:
+def whole_call(ranks: Ranks, x: Tensor, dim: Any, balanced: Any) -> tuple[Call, int]:
     """The call of a function that joins the parts of all ranks along `dim`, and dim counted from 0."""
     _refusals.check_tensors({"x": x}, "a tensor")
+    ranks.check_device("x", x)
     dim = dimension(x, dim)
     if boolean("balanced", balanced) and x.shape[dim] % 2 != 0:
         raise ValueError(f"x: got {x.shape[dim]} rows in a balanced part; wanted an even number, for two chunks")
@@ -256,7 +275,7 @@ def whole_call(x: Tensor, dim: Any, balanced: Any) -> tuple[Call, int]:
         raise ValueError("x: got a tensor that requires grad; wanted x.detach(): unshard_sequence has no gradients")
     if x.dim() > 16:
         raise ValueError(f"x: got {x.dim()} dimensions; wanted 16 or fewer")
-    call: Call = {"method": "unshard_sequence", "dtype": str(x.dtype), "dimensions": x.dim(), "dim": dim}
+    call: Call = {"method": "unshard_sequence", "device": x.device.type, "dtype": str(x.dtype), "dimensions": x.dim(), "dim": dim}
     call |= {"balanced": balanced}
     return call | {f"x.shape[{i}]": size for i, size in enumerate(x.shape)}, dim
 
@@ -296,7 +315,7 @@ def window_sides(window: Any) -> tuple[int, int]:
     return left, right
 
 
-_WORDS = (*METHODS, *_RULES, *sorted({str(x) for x in vars(torch).values() if isinstance(x, torch.dtype)}))
+_WORDS = (*METHODS, *_RULES, "cpu", "cuda", *sorted({str(x) for x in vars(torch).values() if isinstance(x, torch.dtype)}))
 
 
 def _number(x: Any) -> int:

@@ -93,6 +93,7 @@ def _checked(ranks: Ranks, given: dict[str, Any]) -> Call:
         if _refusals.needs_grad(tensors[name]):
             wanted = f"{name}.detach(): decode has no gradients"
             raise ValueError(f"{name}: got a tensor that requires grad; wanted {wanted}")
+    ranks.check_device("q", q)
     b, hq, sq, _ = q.shape
     if given["sinks"] is not None and tuple(given["sinks"].shape) != (hq,):
         raise ValueError(f"sinks: got shape {list(given['sinks'].shape)}; wanted [{hq}], one for each query head")

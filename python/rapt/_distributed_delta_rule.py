@@ -32,6 +32,7 @@ def call(ranks: Ranks, given: dict[str, Any], rank_tokens: RankTokens | None = N
     made, error, x = None, None, None
     try:
         x, made = _checked(given)
+        ranks.check_device("q", x.q)
         if rank_tokens is not None and (x.q.shape[0] != 1 or rank_tokens.offsets is None or int(rank_tokens.offsets[-1]) != x.q.shape[1]):
             wanted = f"offsets up to this rank's {x.q.shape[1]} tokens, for a batch of 1"
             raise ValueError(f"cu_seqlens: got {rank_tokens.offsets} in the context; wanted {wanted}")

@@ -83,7 +83,7 @@ def _calls(q: Tensor, request: Request) -> Iterator[tuple[Span, slice, dict[str,
         else:
             share = share_of(request.offsets, span.start, span.end - span.begin, request.options.causal)
             given = request.keywords(0 if request.has_positions else None)
-            yield span, slice(share.begin, share.end), ragged(given, share.rows, share.keys)
+            yield span, slice(share.begin, share.end), ragged(given, share.rows, share.keys, q.device)
 
 
 def _gathered(k: Tensor, v: Tensor, request: Request) -> tuple[Tensor, Tensor]:

@@ -43,8 +43,8 @@ def backward(
     if packed:
         dout, q, k, v, out, lse = (to_packed(x) for x in (dout, q, k, v, out, lse))
         dlse = None if dlse is None else to_packed(dlse)
-    dq = torch.empty(q.shape, dtype=torch.float32)
-    dkv = torch.empty((*k.shape[:-1], k.shape[-1] + v.shape[-1]), dtype=torch.float32)
+    dq = q.new_empty(q.shape, dtype=torch.float32)
+    dkv = q.new_empty((*k.shape[:-1], k.shape[-1] + v.shape[-1]), dtype=torch.float32)
     dk, dv = keys_and_values(dkv, k.shape[-1])
     arguments = forward_arguments(q, k, v, out=out, **given)
     with record_function("rapt.distributed.kernel"):
@@ -52,10 +52,12 @@ def backward(
     return (to_batch(dq), to_batch(dkv)) if packed else (dq, dkv)
 
 
-def ragged(given: dict[str, Any], rows: Tensor, keys: Tensor) -> dict[str, Any]:
+def ragged(given: dict[str, Any], rows: Sequence[int], keys: Sequence[int], device: torch.device) -> dict[str, Any]:
     """keywords() for packed sequences, in a batch of one: the last row of a sequence sits at its last key."""
     aligned = {"align": "bottom_right"} if "align" in given else {}
-    return given | aligned | {"cu_seqlens_q": rows, "cu_seqlens_k": keys}
+    # Blocking, the copy to a GPU would wait for its queue.
+    of_rows, of_keys = (torch.tensor(x).to(device, non_blocking=True) for x in (rows, keys))
+    return given | aligned | {"cu_seqlens_q": of_rows, "cu_seqlens_k": of_keys}
 
 
 def to_packed(x: Tensor) -> Tensor:

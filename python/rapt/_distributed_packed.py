@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from rapt._distributed_check import check_offsets
@@ -19,8 +18,8 @@ class Share(NamedTuple):
 
     begin: int
     end: int
-    rows: Tensor  # cu_seqlens_q
-    keys: Tensor  # cu_seqlens_k
+    rows: list[int]  # cu_seqlens_q
+    keys: list[int]  # cu_seqlens_k
 
 
 def share_of(offsets: list[int], first: int, count: int, causal: bool) -> Share:
@@ -34,7 +33,7 @@ def share_of(offsets: list[int], first: int, count: int, causal: bool) -> Share:
             begin = start
         rows.append(min(stop, last) - first)
         keys.append((min(stop, last) if causal else stop) - begin)
-    return Share(begin, begin + keys[-1], torch.tensor(rows), torch.tensor(keys))
+    return Share(begin, begin + keys[-1], rows, keys)
 
 
 def cut(part: list[Span], offsets: list[int]) -> list[Span]:

@@ -32,7 +32,7 @@ class RingAttention(torch.autograd.Function):
                 rows, taken = _rows(own, block), slice(block.begin, block.end)
                 some = q[:, :, rows], keys[:, :, taken], values[:, :, taken]
                 sinks = None if block.offsets is None else request.sinks
-                out, lse = forward(*some, torch.float32, sinks=sinks, **_keywords(request, block))
+                out, lse = forward(*some, torch.float32, sinks=sinks, **_keywords(request, block, q.device))
                 for i in range(block.first, block.last):
                     at = slice(own[i].begin - rows.start, own[i].end - rows.start)
                     states[i] = _merged(states[i], out[:, :, at], lse[:, :, at])
@@ -53,7 +53,7 @@ class RingAttention(torch.autograd.Function):
         request = ctx.request
         ranks, own = request.ranks, _spans(request, q)
         dout = torch.zeros_like(out) if dout is None else dout
-        dq = torch.zeros(q.shape, dtype=torch.float32)
+        dq = q.new_zeros(q.shape, dtype=torch.float32)
         kv = concatenated(k, v).contiguous()
         home = _Exchange(ranks)  # the gradients of these keys, summed over the ranks that they have passed
         sums: Tensor | None = None
@@ -64,12 +64,12 @@ class RingAttention(torch.autograd.Function):
             travel = _Exchange(ranks)
             arriving = travel.pass_on(kv) if step + 1 < ranks.size else kv
             keys, values = keys_and_values(kv, k.shape[3])
-            dkv = torch.zeros(kv.shape, dtype=torch.float32)
+            dkv = kv.new_zeros(kv.shape, dtype=torch.float32)
             for block in _blocks(own, k, request, step):
                 rows, taken = _rows(own, block), slice(block.begin, block.end)
                 of_rows = None if dlse is None else dlse[:, :, rows]
                 some = (dout[:, :, rows], of_rows, q[:, :, rows], keys[:, :, taken], values[:, :, taken])
-                given = _keywords(request, block)
+                given = _keywords(request, block, q.device)
                 dq_part, dkv_part = backward(*some, out[:, :, rows], lse[:, :, rows], **given)
                 dq[:, :, rows] += dq_part
                 dkv[:, :, taken] += dkv_part
@@ -126,12 +126,11 @@ def _blocks(own: list[Span], k: Tensor, request: Request, step: int) -> list[Blo
     return packed_blocks(own, theirs, request.offsets, *features)
 
 
-def _keywords(request: Request, block: Block) -> dict[str, Any]:
+def _keywords(request: Request, block: Block, device: torch.device) -> dict[str, Any]:
     given = request.keywords(block.align)
     if block.offsets is None:
         return given
-    cu_seqlens = torch.tensor(block.offsets)
-    return ragged(given, cu_seqlens, cu_seqlens)
+    return ragged(given, block.offsets, block.offsets, device)
 
 
 def _rows(own: list[Span], block: Block) -> slice:

@@ -37,8 +37,7 @@ class UlyssesAttention(torch.autograd.Function):
         slopes, logits = (None if x is None else x[own] for x in (alibi, sinks))
         given = keywords(options, options.offset if request.has_positions else None, slopes)
         if offsets is not None:
-            cu_seqlens = torch.tensor(offsets)
-            given = ragged(given, cu_seqlens, cu_seqlens)
+            given = ragged(given, offsets, offsets, q.device)
         out, lse = forward(q, k, v, q.dtype, sinks=logits, **given)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.call = request, copies, given | {"sinks": logits}

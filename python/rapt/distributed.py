@@ -277,7 +277,7 @@ def unshard_sequence(x: Tensor, dim: int, *, balanced: bool = False, group: Grou
     ranks = ranks_of(group, "unshard_sequence")
     call, error = None, None
     try:
-        call, dim = whole_call(x, dim, balanced)
+        call, dim = whole_call(ranks, x, dim, balanced)
     except Exception as refused:  # of any kind, or the other ranks would wait
         error = refused
     agree(ranks, call, error)

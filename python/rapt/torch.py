@@ -134,8 +134,9 @@ def scaled_dot_product_attention(
         result = _overridden(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
         return result
     eager = _refusals.is_eager(query, key, value, attn_mask)
-    if not eager and not is_dynamo_compiling() and _context_parallel.is_spread(query):
-        result = _context_parallel.attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    inputs = query, key, value, attn_mask, dropout_p
+    if not eager and not is_dynamo_compiling() and _context_parallel.computes(*inputs, enable_gqa):
+        result = _context_parallel.attention(*inputs, is_causal, scale, enable_gqa)
         return result
     reason = _refusals.misuse(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     if type(dropout_p) is bool:  # of `self.training and 0.1`, say
