@@ -52,6 +52,15 @@ def backward(
     return (to_batch(dq), to_batch(dkv)) if packed else (dq, dkv)
 
 
+def added(total: Tensor | None, part: Tensor, at: slice, rows: int) -> Tensor:
+    """total[:, :, at] += part, of `rows` rows: of None, part itself if it has them all."""
+    if total is None and part.shape[2] == rows:
+        return part
+    total = part.new_zeros((*part.shape[:2], rows, part.shape[3])) if total is None else total
+    total[:, :, at] += part
+    return total
+
+
 def ragged(given: dict[str, Any], rows: Sequence[int], keys: Sequence[int], device: torch.device) -> dict[str, Any]:
     """keywords() for packed sequences, in a batch of one: the last row of a sequence sits at its last key."""
     aligned = {"align": "bottom_right"} if "align" in given else {}

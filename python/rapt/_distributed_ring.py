@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -11,8 +12,9 @@ from torch.autograd.function import once_differentiable
 from torch.profiler import record_function
 
 import rapt
+from rapt import _core
 from rapt._distributed_check import Ranks, Request
-from rapt._distributed_kernel import backward, concatenated, detached, forward, keys_and_values, ragged
+from rapt._distributed_kernel import added, backward, concatenated, detached, forward, keys_and_values, ragged
 from rapt._distributed_packed import cut, packed_blocks
 from rapt._distributed_parts import Block, Span, blocks
 
@@ -21,8 +23,7 @@ class RingAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, request: Request) -> tuple[Tensor, Tensor]:
         ranks, own = request.ranks, _spans(request, q)
-        sinks = request.sinks if request.offsets is None else None  # the first call for packed sequences adds them
-        states: list[tuple[Tensor, Tensor] | None] = [_sink_state(q, v, span, sinks) for span in own]
+        sinks, found = request.sinks, [_Segment(0, q.shape[2], [])]
         kv = concatenated(k, v).contiguous()
         for step in range(ranks.size):
             travel = _Exchange(ranks)
@@ -31,16 +32,18 @@ class RingAttention(torch.autograd.Function):
             for block in _blocks(own, k, request, step):
                 rows, taken = _rows(own, block), slice(block.begin, block.end)
                 some = q[:, :, rows], keys[:, :, taken], values[:, :, taken]
-                sinks = None if block.offsets is None else request.sinks
-                out, lse = forward(*some, torch.float32, sinks=sinks, **_keywords(request, block, q.device))
-                for i in range(block.first, block.last):
-                    at = slice(own[i].begin - rows.start, own[i].end - rows.start)
-                    states[i] = _merged(states[i], out[:, :, at], lse[:, :, at])
+                given = _keywords(request, block, q.device)
+                if rows == slice(0, q.shape[2]):  # the first call for all rows adds the sinks
+                    given["sinks"], sinks = sinks, None
+                state = forward(*some, torch.float32, **given)
+                found = _joined(found, _Segment(rows.start, rows.stop, [state]))
             travel.wait()
             kv = arriving
-        parts = [_empty_state(q, v, span) if state is None else state for state, span in zip(states, own)]
-        out = torch.cat([part for part, _ in parts], 2).to(q.dtype)
-        lse = torch.cat([part for _, part in parts], 2)
+        if sinks is not None:
+            found = _joined(found, _Segment(0, q.shape[2], [_sink_state(q, v, sinks)]))
+        out, lse = q.new_empty((*q.shape[:3], v.shape[3])), q.new_empty(q.shape[:3], dtype=torch.float32)
+        for segment in found:
+            segment.write(out, lse)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.request = request
         ctx.set_materialize_grads(False)
@@ -53,7 +56,7 @@ class RingAttention(torch.autograd.Function):
         request = ctx.request
         ranks, own = request.ranks, _spans(request, q)
         dout = torch.zeros_like(out) if dout is None else dout
-        dq = q.new_zeros(q.shape, dtype=torch.float32)
+        dq: Tensor | None = None
         kv = concatenated(k, v).contiguous()
         home = _Exchange(ranks)  # the gradients of these keys, summed over the ranks that they have passed
         sums: Tensor | None = None
@@ -64,16 +67,16 @@ class RingAttention(torch.autograd.Function):
             travel = _Exchange(ranks)
             arriving = travel.pass_on(kv) if step + 1 < ranks.size else kv
             keys, values = keys_and_values(kv, k.shape[3])
-            dkv = kv.new_zeros(kv.shape, dtype=torch.float32)
+            found: Tensor | None = None
             for block in _blocks(own, k, request, step):
                 rows, taken = _rows(own, block), slice(block.begin, block.end)
                 of_rows = None if dlse is None else dlse[:, :, rows]
                 some = (dout[:, :, rows], of_rows, q[:, :, rows], keys[:, :, taken], values[:, :, taken])
                 given = _keywords(request, block, q.device)
                 dq_part, dkv_part = backward(*some, out[:, :, rows], lse[:, :, rows], **given)
-                dq[:, :, rows] += dq_part
-                dkv[:, :, taken] += dkv_part
+                dq, found = added(dq, dq_part, rows, q.shape[2]), added(found, dkv_part, taken, kv.shape[2])
             behind.wait()
+            dkv = kv.new_zeros(kv.shape, dtype=torch.float32) if found is None else found
             if sums is not None:
                 dkv += sums
             home = _Exchange(ranks)
@@ -81,8 +84,45 @@ class RingAttention(torch.autograd.Function):
             travel.wait()
             kv = arriving
         home.wait()
+        dq = torch.zeros_like(q) if dq is None else dq.to(q.dtype)
         dk, dv = keys_and_values(dkv if home.arriving is None else home.arriving, k.shape[3])
-        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None
+        return dq, dk.to(k.dtype), dv.to(v.dtype), None
+
+
+class _Segment(NamedTuple):
+    """Rows [begin, end), and up to two results that are still to merge: the last merge writes the result."""
+
+    begin: int
+    end: int
+    states: list[tuple[Tensor, Tensor]]
+
+    def part(self, begin: int, end: int) -> _Segment:
+        at = slice(begin - self.begin, end - self.begin)
+        return _Segment(begin, end, [(out[:, :, at], lse[:, :, at]) for out, lse in self.states])
+
+    def write(self, out: Tensor, lse: Tensor) -> None:
+        out, lse = (x[:, :, self.begin : self.end] for x in (out, lse))
+        if self.states:
+            outs, lses = zip(*self.states)
+            _core.merge_states(outs, lses, out, lse)
+        else:
+            out.zero_(), lse.fill_(-torch.inf)
+
+
+def _joined(segments: list[_Segment], more: _Segment) -> list[_Segment]:
+    """The segments with the results of `more`, cut where these begin and end."""
+    found = []
+    for segment in segments:
+        inner = {row for row in (more.begin, more.end) if segment.begin < row < segment.end}
+        for begin, end in pairwise(sorted({segment.begin, *inner, segment.end})):
+            states = segment.part(begin, end).states
+            if more.begin <= begin < more.end:
+                if len(states) == 2:
+                    outs, lses = zip(*states)
+                    states = [rapt.merge_states(outs, lses, return_lse=True)]
+                states = states + more.part(begin, end).states
+            found.append(_Segment(begin, end, states))
+    return found
 
 
 class _Exchange:
@@ -98,7 +138,8 @@ class _Exchange:
         """Starts both. Returns where the message from the previous rank will be after wait()."""
         if self.ranks.size == 1:
             return x
-        self.sent, arriving = x, torch.empty_like(x)
+        self.sent = x = x.contiguous()
+        arriving = torch.empty_like(x)
         self.arriving = arriving
         there = dist.P2POp(dist.isend, x, self.ranks.peer(1), self.ranks.group)
         back = dist.P2POp(dist.irecv, arriving, self.ranks.peer(-1), self.ranks.group)
@@ -137,22 +178,7 @@ def _rows(own: list[Span], block: Block) -> slice:
     return slice(own[block.first].begin, own[block.last - 1].end)
 
 
-def _merged(state: tuple[Tensor, Tensor] | None, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
-    if state is None:
-        return out, lse
-    merged: tuple[Tensor, Tensor] = rapt.merge_states([state[0], out], [state[1], lse], return_lse=True)
-    return merged
-
-
-def _sink_state(q: Tensor, v: Tensor, span: Span, sinks: Tensor | None) -> tuple[Tensor, Tensor] | None:
+def _sink_state(q: Tensor, v: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
     """A sink is a partial result with out 0, and its logit as lse."""
-    if sinks is None:
-        return None
-    out, lse = _empty_state(q, v, span)
-    return out, lse.copy_(sinks.view(1, -1, 1))
-
-
-def _empty_state(q: Tensor, v: Tensor, span: Span) -> tuple[Tensor, Tensor]:
-    rows = (*q.shape[:2], span.end - span.begin)
-    out = q.new_zeros((*rows, v.shape[3]), dtype=torch.float32)
-    return out, q.new_full(rows, -torch.inf, dtype=torch.float32)
+    lse = sinks.to(torch.float32).view(1, -1, 1).expand(q.shape[:3])
+    return lse.new_zeros((1, 1, 1, 1)).expand(*q.shape[:3], v.shape[3]), lse
