@@ -23,7 +23,7 @@ import rapt
 from rapt import _refusals
 from rapt._distributed_kernel import keywords
 from rapt._distributed_parts import Options, Span, spans
-from rapt._scalars import alignment, boolean, finite, integer
+from rapt._scalars import Alignment, alignment, boolean, finite, integer
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 METHODS = (
@@ -35,7 +35,7 @@ METHODS = (
     "decode_attention",
 )
 _RULES = ("linear", "gated", "delta", "gated_delta")
-Group = Any  # a ProcessGroup, None for all processes
+Group = Any  # a ProcessGroup, None for all processes, of some functions a DeviceMesh
 Call = dict[str, Any]  # what must be the same on every rank, by the argument's name
 _PAD = ": pad the sequence to a multiple of the ranks, twice that if balanced"
 _LENGTH = 32  # entries, padded: ranks that call different methods can compare
@@ -129,6 +129,33 @@ def ranks_of(group: Group, method: str) -> Ranks:
     return Ranks(weakref.ref(group), rank, dist.get_world_size(group), method)
 
 
+def dimensions_of(group: Group, method: str) -> tuple[Ranks, ...]:
+    """The ranks of a process group; of a DeviceMesh, those along each of its one or two dimensions."""
+    if group is None or isinstance(group, dist.ProcessGroup) or not dist.is_initialized():
+        return (ranks_of(group, method),)
+    from torch.distributed.device_mesh import DeviceMesh
+
+    if not isinstance(group, DeviceMesh):
+        return (ranks_of(group, method),)  # which refuses it
+    if group.ndim > 2:
+        raise ValueError(f"group: got a mesh of {group.ndim} dimensions; wanted one or two of them: mesh[names]")
+    place = group.get_coordinate()
+    if place is None:
+        raise ValueError("group: got a mesh without this process; wanted one that it is a member of")
+    dimensions = tuple(ranks_of(group.get_group(i), method) for i in range(group.ndim))
+    if [ranks.rank for ranks in dimensions] != list(place):
+        raise ValueError("group: got a mesh whose ranks do not ascend; wanted them in order along each dimension")
+    return dimensions
+
+
+def flattened(dimensions: tuple[Ranks, ...]) -> Ranks:
+    """This rank's place among all of a mesh, for no messages."""
+    first, *others = dimensions
+    for ranks in others:
+        first = first._replace(rank=first.rank * ranks.size + ranks.rank, size=first.size * ranks.size)
+    return first
+
+
 class Numbers(int):
     """A hash of a small tensor's numbers, 0 for None: all ranks must give the same."""
 
@@ -151,12 +178,12 @@ def agree(ranks: Ranks, call: Call | None, error: Exception | None, own_size: in
         if error is not None:
             raise error
         return [own_size]
-    sent = torch.zeros(_LENGTH + 1, dtype=torch.int64)  # begins with 0: this rank has an error
+    sent = torch.zeros(_LENGTH + 1, dtype=torch.int64, device="cpu")  # begins with 0: this rank has an error
     if error is None:
         try:
             own = [1, *map(_number, (call or {}).values())]
             own += [0] * (_LENGTH - len(own)) + [own_size]
-            sent = torch.tensor(own, dtype=torch.int64)
+            sent = torch.tensor(own, dtype=torch.int64, device="cpu")
         except Exception as refused:  # a number that int64 does not hold
             error = refused
     if ranks.sends("cpu"):
@@ -182,9 +209,20 @@ def agree(ranks: Ranks, call: Call | None, error: Exception | None, own_size: in
     raise AssertionError("unreachable: rows differ")
 
 
+def agree_along(dimensions: tuple[Ranks, ...], call: Call | None, error: Exception | None) -> None:
+    """agree() of all ranks of a mesh: what one dimension finds is an error to the next."""
+    for ranks in reversed(dimensions):
+        try:
+            agree(ranks, call, error)
+        except Exception as refused:
+            error = refused
+    if error is not None:
+        raise error
+
+
 @cache
 def _stream(device: int) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 class Request(NamedTuple):
@@ -207,7 +245,7 @@ class Request(NamedTuple):
         """Whether it matters where a row lies among the keys."""
         return self.options.positional or self.alibi is not None
 
-    def keywords(self, align: int | None) -> dict[str, Any]:
+    def keywords(self, align: Alignment) -> dict[str, Any]:
         """Arguments of rapt.attention for a block of rows and keys."""
         return keywords(self.options, align, self.alibi)
 

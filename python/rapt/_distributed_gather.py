@@ -11,6 +11,7 @@ from torch.autograd.function import once_differentiable
 
 from rapt._distributed_check import Request
 from rapt._distributed_kernel import (
+    added,
     backward,
     concatenated,
     detached,
@@ -20,8 +21,9 @@ from rapt._distributed_kernel import (
     padding,
     ragged,
 )
-from rapt._distributed_packed import share_of
+from rapt._distributed_packed import cut_head, share_of
 from rapt._distributed_parts import Span, in_parts, in_sequence
+from rapt._scalars import Alignment
 
 
 class GatheredAttention(torch.autograd.Function):
@@ -31,7 +33,7 @@ class GatheredAttention(torch.autograd.Function):
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, request: Request) -> tuple[Tensor, Tensor]:
         keys, values = _gathered(k, v, request)
         whole = (*q.shape[:2], k.shape[1], q.shape[2] * request.ranks.size, keys.shape[2], k.shape[3], v.shape[3])
-        out, lse = q.new_empty((*q.shape[:3], v.shape[3])), q.new_empty(q.shape[:3], dtype=torch.float32)
+        parts = []
         for span, seen, given in _calls(q, request):
             rows = q[:, :, span.begin : span.end]
             before, count = 0, rows.shape[2]
@@ -43,7 +45,8 @@ class GatheredAttention(torch.autograd.Function):
             rows = padded(rows, before, count)
             some, sums = forward(rows, keys[:, :, seen], values[:, :, seen], q.dtype, sinks=request.sinks, **given)
             taken = slice(before, before + span.end - span.begin)
-            out[:, :, span.begin : span.end], lse[:, :, span.begin : span.end] = some[:, :, taken], sums[:, :, taken]
+            parts.append((some[:, :, taken], sums[:, :, taken]))
+        out, lse = (x[0].contiguous() if len(x) == 1 else torch.cat(x, 2) for x in zip(*parts))
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.request = request
         ctx.set_materialize_grads(False)
@@ -56,17 +59,14 @@ class GatheredAttention(torch.autograd.Function):
         request = ctx.request
         dout = torch.zeros_like(out) if dout is None else dout
         keys, values = _gathered(k, v, request)
-        dq, dkv = torch.empty_like(q), None
+        dq = torch.empty_like(q)
+        dkv: Tensor | None = None
         for span, seen, given in _calls(q, request):
             at = (slice(None), slice(None), slice(span.begin, span.end))
             of_rows = None if dlse is None else dlse[at]
             some = q[at], keys[:, :, seen], values[:, :, seen], out[at], lse[at]
             dq[at], more = backward(dout[at], of_rows, *some, sinks=request.sinks, **given)
-            if dkv is None and more.shape[2] == keys.shape[2]:
-                dkv = more
-            else:
-                dkv = more.new_zeros((*keys.shape[:3], more.shape[3])) if dkv is None else dkv
-                dkv[:, :, seen] += more
+            dkv = added(dkv, more, seen, keys.shape[2])
         assert dkv is not None
         dk, dv = keys_and_values(_summed(dkv, request), k.shape[3])
         return dq, dk.to(k.dtype), dv.to(v.dtype), None
@@ -81,13 +81,19 @@ def _calls(q: Tensor, request: Request) -> Iterator[tuple[Span, slice, dict[str,
         if request.offsets is None:
             yield span, slice(None), request.keywords(span.start + request.options.offset)
         else:
-            share = share_of(request.offsets, span.start, span.end - span.begin, request.options.causal)
-            given = request.keywords(0 if request.has_positions else None)
-            yield span, slice(share.begin, share.end), ragged(given, share.rows, share.keys, q.device)
+            causal = request.options.causal
+            cut = request.has_positions and not causal
+            for piece in cut_head(span, request.offsets) if cut else [span]:
+                share = share_of(request.offsets, piece, causal)
+                align: Alignment = "bottom_right" if causal else piece.start - share.begin
+                given = request.keywords(align if request.has_positions else None)
+                yield piece, slice(share.begin, share.end), ragged(given, share.rows, share.keys, q.device)
 
 
 def _gathered(k: Tensor, v: Tensor, request: Request) -> tuple[Tensor, Tensor]:
     """The whole sequence's keys and values: views of one array [s, b, h, d + dv], in which parts lie end to end."""
+    if request.ranks.size == 1:
+        return k, v
     parts = request.ranks.gather(concatenated(k, v).permute(2, 0, 1, 3))
     return keys_and_values(in_sequence(parts, request.ranks.size, 0, request.balanced).permute(1, 2, 0, 3), k.shape[3])
 

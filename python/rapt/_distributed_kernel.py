@@ -14,9 +14,10 @@ import rapt
 from rapt import _core
 from rapt._attention import forward_arguments
 from rapt._distributed_parts import Options
+from rapt._scalars import Alignment
 
 
-def keywords(options: Options, align: int | None, alibi: Tensor | None) -> dict[str, Any]:
+def keywords(options: Options, align: Alignment, alibi: Tensor | None) -> dict[str, Any]:
     """Arguments of rapt.attention. align=None: all rows see all keys."""
     given: dict[str, Any] = {"scale": options.scale, "softcap": options.softcap}
     if align is not None:
@@ -62,11 +63,10 @@ def added(total: Tensor | None, part: Tensor, at: slice, rows: int) -> Tensor:
 
 
 def ragged(given: dict[str, Any], rows: Sequence[int], keys: Sequence[int], device: torch.device) -> dict[str, Any]:
-    """keywords() for packed sequences, in a batch of one: the last row of a sequence sits at its last key."""
-    aligned = {"align": "bottom_right"} if "align" in given else {}
+    """keywords() for packed sequences, in a batch of one."""
     # Blocking, the copy to a GPU would wait for its queue.
-    of_rows, of_keys = (torch.tensor(x).to(device, non_blocking=True) for x in (rows, keys))
-    return given | aligned | {"cu_seqlens_q": of_rows, "cu_seqlens_k": of_keys}
+    of_rows, of_keys = (torch.tensor(x, device="cpu").to(device, non_blocking=True) for x in (rows, keys))
+    return given | {"cu_seqlens_q": of_rows, "cu_seqlens_k": of_keys}
 
 
 def to_packed(x: Tensor) -> Tensor:
@@ -121,7 +121,7 @@ def padding(
     b, hq, hk, sq, sk, d, dv = shape
 
     def explained(count: int, keys: int, entry: str | None = None) -> Any:
-        one = torch.empty(1, dtype=dtype)
+        one = torch.empty(1, dtype=dtype, device="cpu")
         numbers = one.float().expand(hq)
         return rapt.explain(
             one.expand(b, hq, count, d),

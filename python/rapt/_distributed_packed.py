@@ -10,7 +10,6 @@ from torch import Tensor
 from rapt._distributed_check import check_offsets
 from rapt._distributed_kernel import to_batch
 from rapt._distributed_parts import Block, Options, Span, blocks
-from rapt._scalars import boolean
 
 
 class Share(NamedTuple):
@@ -22,9 +21,9 @@ class Share(NamedTuple):
     keys: list[int]  # cu_seqlens_k
 
 
-def share_of(offsets: list[int], first: int, count: int, causal: bool) -> Share:
-    """Of tokens [first, first + count). With `causal`, the last key of each sequence is that of its last row here."""
-    last = first + count
+def share_of(offsets: list[int], span: Span, causal: bool) -> Share:
+    """Of these tokens. With `causal`, the last key of each sequence is that of its last row here."""
+    first, last = span.start, span.stop
     rows, keys, begin = [0], [0], 0
     for start, stop in zip(offsets, offsets[1:]):
         if start >= last or stop <= first:
@@ -34,6 +33,15 @@ def share_of(offsets: list[int], first: int, count: int, causal: bool) -> Share:
         rows.append(min(stop, last) - first)
         keys.append((min(stop, last) if causal else stop) - begin)
     return Share(begin, begin + keys[-1], rows, keys)
+
+
+def cut_head(span: Span, offsets: list[int]) -> list[Span]:
+    """Rows of a sequence that begins before the span, and the others: these sit at the first keys of their sequences."""
+    following = bisect_right(offsets, span.start)
+    middle = span.begin + offsets[following] - span.start
+    if offsets[following - 1] == span.start or middle >= span.end:
+        return [span]
+    return [span._replace(end=middle), Span(middle, span.end, offsets[following])]
 
 
 def cut(part: list[Span], offsets: list[int]) -> list[Span]:
@@ -68,7 +76,7 @@ def packed_blocks(
     return found
 
 
-def as_batch(method: str, given: dict[str, Any]) -> dict[str, Any]:
+def as_batch(given: dict[str, Any]) -> dict[str, Any]:
     """The arguments as a batch of one, so that the checks of batches apply. Raises for what packed sequences add."""
     named, q = {name: given[name] for name in ("q", "k", "v")}, given["q"]
     for name, x in named.items():
@@ -80,10 +88,5 @@ def as_batch(method: str, given: dict[str, Any]) -> dict[str, Any]:
     if given["align"] is not None:
         got = f"{given['align']!r} with cu_seqlens"
         raise ValueError(f"align: got {got}; wanted None: rows and keys are the same tokens")
-    if method == "all_gather_attention" and not boolean("causal", given["causal"]):
-        for name in ("window", "alibi"):
-            if given[name] is not None:
-                got = f"{name}: got one with cu_seqlens and without causal"
-                raise ValueError(f"{got}; wanted causal=True, or another function")
     check_offsets(given["cu_seqlens"])
     return given | {name: to_batch(x) for name, x in named.items() if isinstance(x, Tensor)}

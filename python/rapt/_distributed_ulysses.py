@@ -1,15 +1,15 @@
-"""Ulysses attention: an exchange gives each rank the whole sequence of some heads. Another brings the results back."""
+"""Exchange of heads (Ulysses): ranks that hold parts of a sequence get all their rows of some heads, and give the results
+back. The whole sequence if these are all ranks, a longer part of it if they are one dimension of a mesh."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
-import torch
-from torch import Tensor
+from torch import Tensor, autograd
 from torch.autograd.function import once_differentiable
 
 from rapt._distributed_check import Ranks, Request
-from rapt._distributed_kernel import backward, detached, forward, keys_and_values, keywords, ragged
 from rapt._distributed_parts import in_parts, in_sequence
 
 
@@ -23,45 +23,52 @@ def readers(hq: int, hk: int, size: int) -> int:
     return max(size // hk, 1)
 
 
-class UlyssesAttention(torch.autograd.Function):
-    """One function for the kernel and all exchanges: ranks exchange the same tensors, whatever losses depend on."""
+def by_heads(run: Callable[..., Any], q: Tensor, k: Tensor, v: Tensor, request: Request, heads: Ranks) -> Any:
+    """run(q, k, v, request) for the heads of this rank among `heads`, and the results for the rows of this rank.
+
+    The ranks of `heads` hold successive parts, and request.ranks are those with the same heads. Also if balanced: parts
+    i n to i n + n - 1 of n m are, put in order, part i of m."""
+    to_heads, to_rows = cast(Any, _ToHeads.apply), cast(Any, _ToRows.apply)
+    q, k, v = to_heads(q, k, v, heads, request.balanced)
+    own = slice(heads.rank * q.shape[1], (heads.rank + 1) * q.shape[1])
+    alibi, sinks = (None if x is None else x[own] for x in (request.alibi, request.sinks))
+    out, lse = run(q, k, v, request._replace(alibi=alibi, sinks=sinks))
+    return to_rows(out, lse if request.with_lse else None, heads, request.balanced)
+
+
+class _ToHeads(autograd.Function):
+    """One function for q, k and v, and one for out and lse: ranks exchange the same tensors, whatever losses depend on."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, request: Request) -> tuple[Tensor, Tensor | None]:
-        ranks, options, balanced, alibi, sinks, with_lse, offsets = request
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, ranks: Ranks, balanced: bool) -> tuple[Tensor, ...]:
         copies = readers(q.shape[1], k.shape[1], ranks.size)
+        ctx.call = ranks, balanced, copies
         if copies > 1:
             k, v = k.repeat_interleave(copies, 1), v.repeat_interleave(copies, 1)
-        q, k, v = (_to_heads(x, ranks, balanced) for x in (q, k, v))
-        own = slice(ranks.rank * q.shape[1], (ranks.rank + 1) * q.shape[1])
-        slopes, logits = (None if x is None else x[own] for x in (alibi, sinks))
-        given = keywords(options, options.offset if request.has_positions else None, slopes)
-        if offsets is not None:
-            given = ragged(given, offsets, offsets, q.device)
-        out, lse = forward(q, k, v, q.dtype, sinks=logits, **given)
-        ctx.save_for_backward(q, k, v, out, lse)
-        ctx.call = request, copies, given | {"sinks": logits}
-        ctx.set_materialize_grads(False)
-        return _to_rows(out, ranks, balanced), _to_rows(lse[..., None], ranks, balanced)[..., 0] if with_lse else None
+        return tuple(_to_heads(x, ranks, balanced) for x in (q, k, v))
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
-        q, k, v, out, lse = detached(ctx.saved_tensors)
-        request, copies, given = ctx.call
-        ranks, balanced, with_lse = request.ranks, request.balanced, request.with_lse
-        b, h, s, width = out.shape
-        rows = b, h * ranks.size, s // ranks.size
-        dout = _to_heads(out.new_zeros((*rows, width)) if dout is None else dout, ranks, balanced)
-        if with_lse:
-            dlse = lse.new_zeros(rows) if dlse is None else dlse
-            dlse = _to_heads(dlse[..., None], ranks, balanced)[..., 0]
-        dq, dkv = backward(dout, dlse, q, k, v, out, lse, **given)
-        made = zip((dq, *keys_and_values(dkv, k.shape[3])), (q, k, v))
-        dq, dk, dv = (_to_rows(grad.to(x.dtype), ranks, balanced) for grad, x in made)
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        ranks, balanced, copies = ctx.call
+        dq, dk, dv = (_to_rows(grad, ranks, balanced) for grad in grads)
         if copies > 1:
-            dk, dv = (x.reshape(b, -1, copies, *x.shape[2:]).sum(2) for x in (dk, dv))
-        return dq, dk, dv, None
+            dk, dv = (x.reshape(x.shape[0], -1, copies, *x.shape[2:]).sum(2) for x in (dk, dv))
+        return dq, dk, dv, None, None
+
+
+class _ToRows(autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, out: Tensor, lse: Tensor | None, ranks: Ranks, balanced: bool) -> tuple[Any, ...]:
+        ctx.call = ranks, balanced
+        return _to_rows(out, ranks, balanced), None if lse is None else _to_rows(lse[..., None], ranks, balanced)[..., 0]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: Tensor, dlse: Tensor | None) -> tuple[Any, ...]:
+        ranks, balanced = ctx.call
+        dout = _to_heads(dout, ranks, balanced)
+        return dout, None if dlse is None else _to_heads(dlse[..., None], ranks, balanced)[..., 0], None, None
 
 
 def _to_heads(x: Tensor, ranks: Ranks, balanced: bool) -> Tensor:

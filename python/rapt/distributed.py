@@ -5,6 +5,7 @@ parallelism).
     out = rapt.distributed.all_gather_attention(q, k, v, causal=True, balanced=True)        # gathers all keys
     out = rapt.distributed.ring_attention(q, k, v, causal=True, balanced=True)              # least memory
     out = rapt.distributed.ulysses_attention(q, k, v, causal=True, balanced=True)           # spreads the heads
+    out = rapt.distributed.ring_attention(q, k, v, causal=True, balanced=True, group=mesh)  # both, on a 2-D DeviceMesh
     out = rapt.distributed.delta_rule(q, k, v, g, beta)          # linear attention: parts in order, of any lengths
     whole = rapt.distributed.unshard_sequence(out.detach(), 2, balanced=True)
 
@@ -15,8 +16,10 @@ All ranks call the same function with the same sizes and options. If they differ
 rank ends or does not call, the others raise RuntimeError, at the latest after the group's timeout.
 
 Gradients are those of this rank's q, k and v, for the outputs of all ranks. All ranks must run the backward. Gradients
-are computed on the CPU only, and have no second derivatives. Autocast changes nothing. torch.compile is not tested.
-Nothing is tested or measured on GPUs.
+have no second derivatives. Autocast changes nothing. torch.compile is not tested.
+
+Attention, shard_sequence() and unshard_sequence() take tensors on GPUs, with NCCL: docs/guide/python/distributed.md says
+how. Kernels run on PyTorch's current stream.
 """
 
 from __future__ import annotations
@@ -31,13 +34,24 @@ from rapt import _distributed_decode, _distributed_delta_rule, _refusals
 from rapt._attention import KvDtype
 from rapt._autocast import without_autocast
 from rapt._delta_rule import Rule
-from rapt._distributed_check import Group, Numbers, agree, attention_call, check_total, dimension, ranks_of, whole_call
+from rapt._distributed_check import (
+    Group,
+    Numbers,
+    agree_along,
+    attention_call,
+    check_total,
+    dimension,
+    dimensions_of,
+    flattened,
+    ranks_of,
+    whole_call,
+)
 from rapt._distributed_gather import GatheredAttention
 from rapt._distributed_kernel import to_packed
 from rapt._distributed_packed import as_batch
 from rapt._distributed_parts import in_sequence, spans
 from rapt._distributed_ring import RingAttention
-from rapt._distributed_ulysses import UlyssesAttention, readers
+from rapt._distributed_ulysses import by_heads, readers
 from rapt._scalars import Alignment, boolean
 
 __all__ = [
@@ -83,11 +97,14 @@ def all_gather_attention(
                     are packed sequences. q, k and v are [t, hq, d], [t, hk, d] and [t, hk, dv], this rank's part of the
                     tokens, as large as the others'; out is [t, hq, dv], and lse [t, hq]. Sequences may begin and end
                     anywhere, and may be empty. Results are then within the bounds of rapt.attention, without the
-                    promise of one process's bits. align is refused, and window and alibi without causal.
+                    promise of one process's bits. align is refused.
     align           Where query row 0 of the whole sequence sits among all keys. As for rapt.attention.
     balanced        Whether a part is chunks r and 2 n - 1 - r of 2 n, of queries and of keys. Of packed sequences, the
                     chunks are of all tokens.
-    group           A process group. All processes if not given.
+    group           A process group, or a DeviceMesh of one or two dimensions. All processes if not given. In a mesh of m x n
+                    ranks, rank (i, j) has part i n + j. An exchange along the last dimension gives each rank the rows of
+                    n parts, for 1 / n of the heads. Keys are gathered along the first. hq must be a multiple of n, and hk
+                    a multiple or a divisor of n. Results are then within the bounds of rapt.attention.
     return_lse      Returns (out, lse), lse float32 [b, hq, sq], with gradients through both.
 
     Memory for the keys and values of the whole sequence is used during a call only: the backward gathers them again.
@@ -120,8 +137,8 @@ def ring_attention(
     two ranks at a time. Blocks of keys that no row sees are not computed. Results are within the bounds of
     rapt.attention (docs/contract.md), and have the same bits in every run with the same number of ranks.
 
-    Arguments, results and errors are those of all_gather_attention. Packed sequences may also have window and alibi
-    without causal. One call of the kernel is for what a rank's tokens see of each other.
+    Arguments and errors are those of all_gather_attention. With a mesh, the ring is its first dimension. With packed
+    sequences, one call of the kernel is for what a rank's tokens see of each other.
     """
     return _attention("ring_attention", RingAttention.apply, locals())
 
@@ -149,10 +166,9 @@ def ulysses_attention(
     hq must be a multiple of the number of ranks n, and hk a multiple or a divisor of n. If hk is less than n, a key
     head goes to each rank that reads it, and the gradients of these ranks are added in the type of k.
 
-    Arguments, results and errors are those of all_gather_attention. Packed sequences may also have window and alibi
-    without causal.
+    Arguments, results and errors are those of all_gather_attention. A mesh must have one dimension.
     """
-    return _attention("ulysses_attention", UlyssesAttention.apply, locals())
+    return _attention("ulysses_attention", GatheredAttention.apply, locals())
 
 
 @without_autocast
@@ -254,10 +270,10 @@ def decode_attention(
 def shard_sequence(x: Tensor, dim: int, *, balanced: bool = False, group: Group = None) -> Tensor:
     """This rank's part of x along the dimension `dim`. All ranks have x. Contiguous, with gradients.
 
-    The size of `dim` must be a multiple of the number of ranks n, of 2 n if `balanced`. Sends no messages. Raises
-    TypeError or ValueError, naming the argument.
+    The size of `dim` must be a multiple of the number of ranks n, of 2 n if `balanced`. `group` may also be a DeviceMesh
+    of one or two dimensions. Sends no messages. Raises TypeError or ValueError, naming the argument.
     """
-    ranks = ranks_of(group, "shard_sequence")
+    ranks = flattened(dimensions_of(group, "shard_sequence"))
     _refusals.check_tensors({"x": x}, "a tensor")
     dim, balanced = dimension(x, dim), boolean("balanced", balanced)
     unit = ranks.size * (2 if balanced else 1)
@@ -270,39 +286,49 @@ def shard_sequence(x: Tensor, dim: int, *, balanced: bool = False, group: Group 
 
 
 def unshard_sequence(x: Tensor, dim: int, *, balanced: bool = False, group: Group = None) -> Tensor:
-    """The whole sequence, on every rank, of parts x that shard_sequence() has made. No gradients.
+    """The whole sequence, on every rank, of parts x that shard_sequence() has made with the same group. No gradients.
 
     Raises TypeError or ValueError, naming the argument, on all ranks, if their parts differ in shape or type.
     """
-    ranks = ranks_of(group, "unshard_sequence")
+    dimensions = dimensions_of(group, "unshard_sequence")
+    whole = flattened(dimensions)
     call, error = None, None
     try:
-        call, dim = whole_call(ranks, x, dim, balanced)
+        call, dim = whole_call(whole, x, dim, balanced)
     except Exception as refused:  # of any kind, or the other ranks would wait
         error = refused
-    agree(ranks, call, error)
-    parts = ranks.gather(x.detach().movedim(dim, 0))
-    return in_sequence(parts, ranks.size, 0, balanced).movedim(0, dim).clone(memory_format=torch.contiguous_format)
+    agree_along(dimensions, call, error)
+    parts = x.detach().movedim(dim, 0)
+    for ranks in reversed(dimensions):
+        parts = ranks.gather(parts)
+    return in_sequence(parts, whole.size, 0, balanced).movedim(0, dim).clone(memory_format=torch.contiguous_format)
 
 
 def _attention(method: str, run: Callable[..., Any], given: dict[str, Any]) -> Any:
-    ranks = ranks_of(given["group"], method)
+    dimensions = dimensions_of(given["group"], method)
+    ranks, heads = dimensions if len(dimensions) == 2 else (dimensions[0], None)
+    if method == "ulysses_attention":
+        if heads is not None:
+            raise ValueError("group: got a mesh of 2 dimensions; wanted one dimension, or ring_attention")
+        ranks, heads = ranks._replace(rank=0, size=1), ranks
     call, request, error = None, None, None
     offsets = given["cu_seqlens"]
     try:
-        given = given if offsets is None else as_batch(method, given)
-        call, request = attention_call(ranks, given)
+        given = given if offsets is None else as_batch(given)
+        call, request = attention_call(flattened(dimensions), given)
         if offsets is not None:
             request = request._replace(offsets=offsets.tolist())
         call["cu_seqlens"] = Numbers.of(offsets)
-        if method == "ulysses_attention":
-            readers(call["hq"], call["hk"], ranks.size)
+        if heads is not None:
+            readers(call["hq"], call["hk"], heads.size)
     except Exception as refused:  # of any kind, or the other ranks would wait
         error = refused
-    agree(ranks, call, error)
+    agree_along(dimensions, call, error)
+    assert request is not None
     if offsets is not None:  # which are the same on every rank, as is the number of tokens
-        check_total(offsets, ranks.size * given["q"].shape[2])
-    out, lse = run(given["q"], given["k"], given["v"], request)
+        check_total(offsets, request.ranks.size * given["q"].shape[2])
+    q, k, v, request = given["q"], given["k"], given["v"], request._replace(ranks=ranks)
+    out, lse = run(q, k, v, request) if heads is None else by_heads(run, q, k, v, request, heads)
     if offsets is not None:
         out, lse = (x if x is None else to_packed(x).contiguous() for x in (out, lse))
     return (out, lse) if given["return_lse"] else out

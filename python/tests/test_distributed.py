@@ -12,6 +12,7 @@ if not torch.distributed.is_available():
 import context_parallel_cases
 import distributed_decode_cases
 import distributed_delta_rule_cases
+import distributed_mesh_cases
 from distributed_cases import CASES, FEW_ROWS, nothing_hangs, rank_main
 
 import rapt.distributed
@@ -23,6 +24,7 @@ _ALL = CASES | distributed_delta_rule_cases.CASES | distributed_decode_cases.CAS
 # What 16 bits change does not depend on the number of ranks.
 _FP32 = {name: case for name, case in _ALL.items() if not name.endswith("float16")}
 CASES_OF = {2: _ALL | context_parallel_cases.CASES, 3: _FP32, 4: _FP32}
+CASES_OF = {ranks: cases | distributed_mesh_cases.CASES.get(ranks, {}) for ranks, cases in CASES_OF.items()}
 
 
 @pytest.fixture(scope="module")
