@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <cstdio>
 #include <optional>
 #include <span>
 #include <type_traits>
@@ -113,7 +114,10 @@ class Report {
       progress_.begin(text);
       return false;
     }
-    if (entry != entry_) fmt::print("{}\n", entry);
+    if (entry != entry_) {
+      fmt::print("{}\n", entry);
+      std::fflush(stdout);  // should it crash, its name is there
+    }
     entry_ = entry;
     progress_.begin(text);
     return true;

@@ -10,7 +10,7 @@ from pathlib import Path
 
 # Found by no find_package: what compilers and nanobind bring, and headers and libraries that are looked for by themselves.
 OTHERS = {"xsimd": "cmake/RaptRequirements.cmake", "ittnotify": "CMakeLists.txt"}
-COMPILERS = {"libtbb", "libgomp", "libomp", "libomp-dev", "libstdc++", "libgcc_s", "libc", "libm", "libdl", "librt", "libpthread", "ld-linux", "libfmt",
+COMPILERS = {"libtbb", "libgomp", "libomp", "libomp-dev", "libstdc++", "libgcc_s", "libc", "libm", "libdl", "librt", "libpthread", "ld-linux",
              "robin_map"}
 IDENTIFIER = re.compile(r"(LicenseRef-)?[A-Za-z0-9.+-]+( (OR|AND|WITH) [A-Za-z0-9.+-]+)*")
 OWN = {"rapt", "flash_attn", "one"}  # rapt.flash_attn.install() makes flash_attn; "one" begins a line of a docstring

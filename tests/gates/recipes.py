@@ -51,7 +51,7 @@ def operation(name, *exceptions):
 # Exceptions: its own files under other names, and files that use it.
 EXAMPLES += [
     operation("merge_states", "python/rapt/_cache.py", "python/rapt/_distributed", "python/rapt/_model_fork.py",
-              "python/rapt/_vllm_shards.py", "src/cuda/kernels/kernels.hpp", "tools/check.cpp", "tools/main.cpp"),
+              "python/rapt/_vllm_shards.py", "src/cuda/kernels/kernels.hpp", "tools/check.cpp", "tools/command.cpp"),
     operation("rotary_append_kv", "python/rapt/_cache.py", "python/rapt/_model_cache_place.py", "python/rapt/_model_rotary.py",
               "src/api/onnxruntime/", "src/cuda/kernels/kernels.hpp"),
     operation("append_kv", "include/rapt/rotary_append_kv", "python/rapt/__init__.py", "python/rapt/_cache.py", "python/rapt/_codes.py",
