@@ -277,9 +277,9 @@ class Oracle {
     const double term = -row.sink_weight * row.delta;
     const double error =
         row.sink_weight * (1 + grown) * (row.delta_error + 4 * kUnit * (std::abs(row.delta))) + grown * std::abs(term);
-    const double likely =
-        std::hypot(row.sink_weight * row.delta_sigma, term * (row.lse_sigma + 4 * kUnit * std::abs(sink)));
-    dsinks_.add(static_cast<std::size_t>(head.h), term, error, likely * likely);
+    const double of_delta = row.sink_weight * row.delta_sigma;
+    const double of_weight = term * (row.lse_sigma + 4 * kUnit * std::abs(sink));
+    dsinks_.add(static_cast<std::size_t>(head.h), term, error, of_delta * of_delta + of_weight * of_weight);
   }
 
   /// What dropout multiplies a weight by.
