@@ -36,9 +36,10 @@ macro(rapt_debian_package component name section description)
   install(FILES ${copyright} DESTINATION /usr/share/doc/${name} RENAME copyright COMPONENT ${component} EXCLUDE_FROM_ALL)
 endmacro()
 
+set(command_notices notices/CLI11.txt notices/Eigen3.txt notices/fmt.txt notices/nlohmann_json.txt)
 if(RAPT_PYTHON)
   rapt_debian_package(python python3-rapt python "attention kernels for CPUs: Python package\nFor NumPy, PyTorch and transformers."
-                      NOTICES notices/nanobind.txt notices/robin_map.txt notices/xsimd.txt)
+                      NOTICES notices/nanobind.txt notices/robin_map.txt notices/xsimd.txt ${command_notices})
   find_package(Python REQUIRED COMPONENTS Interpreter)
   set(rapt_python ${Python_VERSION_MAJOR}.${Python_VERSION_MINOR})
   math(EXPR rapt_next_python "${Python_VERSION_MINOR} + 1")
@@ -80,7 +81,7 @@ else()
   if(TARGET rapt_cli)
     rapt_debian_package(rapt_tools rapt-tools science
                         "attention kernels for CPUs: the rapt command\nLists a machine's kernels, checks them against float64, and times them."
-                        NEEDS rapt_library NOTICES notices/CLI11.txt notices/Eigen3.txt notices/nlohmann_json.txt)
+                        NEEDS rapt_library NOTICES ${command_notices})
     if(NOT CMAKE_CROSSCOMPILING)
       set(man ${PROJECT_BINARY_DIR}/rapt.1)
       install(CODE "execute_process(COMMAND ${CMAKE_COMMAND} -DRAPT=$<TARGET_FILE:rapt_cli> -DTO=${man} -P ${CMAKE_CURRENT_LIST_DIR}/man.cmake

@@ -160,6 +160,9 @@ def set_guards(words: str | None, /) -> None:
 def guards() -> str:
     """The words of the guards that watch now; "" for none."""
 
+def command(argv: list[bytes], data_dir: bytes, /) -> int:
+    """The `rapt` command. Returns the exit code."""
+
 def concurrency() -> int: ...
 
 def pool(torch: bool, /) -> str:

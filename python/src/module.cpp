@@ -11,6 +11,7 @@
 #include "context.hpp"
 #include "eager.hpp"
 #include "error.hpp"
+#include "tools/command.hpp"
 
 namespace rapt::python {
 namespace {
@@ -61,6 +62,14 @@ nb::list backend_list() {
     list.append(backend);
   }
   return list;
+}
+
+/// `argv` are bytes, as the system has them: they need not be UTF-8.
+int command(const std::vector<nb::bytes>& argv, const nb::bytes& data_dir) {
+  std::vector<const char*> words;
+  for (const nb::bytes& word : argv) words.push_back(word.c_str());
+  const nb::gil_scoped_release released;
+  return tools::run_command(words, data_dir.c_str());
 }
 
 // What PyTorch's functions are replaced by: everything that these are given, and NotImplemented where they leave it.
@@ -177,6 +186,8 @@ NB_MODULE(_core, m) {
   m.def("set_guards", &set_guards, nb::arg().none(), nb::sig("def set_guards(words: str | None, /) -> None"),
         "The guards of calls from now on, \"nan,shadow=16,tolerance=0.5,determinism\"; None: the environment's.");
   m.def("guards", &guards, "The words of the guards that watch now; \"\" for none.");
+  m.def("command", &command, nb::sig("def command(argv: list[bytes], data_dir: bytes, /) -> int"),
+        "The `rapt` command. Returns the exit code.");
   m.def("concurrency", [] { return tbb_executor()->concurrency(); });
   m.def(
       "pool", [](bool torch) { return std::string(executor_of(torch ? Pool::torch : Pool::tbb)->name()); },

@@ -16,8 +16,8 @@ trap remove EXIT
 "${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "${packages[@]}"
 
 # What is compiled in, by words of its notice.
-declare -A notices=([librapt]=xsimd [librapt-cuda]="NVIDIA NVTX" [librapt-dev]="" [python3-rapt]="nanobind robin-map xsimd"
-                    [rapt-tools]="CLI11 Eigen JSON")
+declare -A notices=([librapt]=xsimd [librapt-cuda]="NVIDIA NVTX" [librapt-dev]="" [rapt-tools]="CLI11 Eigen fmt JSON"
+                    [python3-rapt]="nanobind robin-map xsimd CLI11 Eigen fmt JSON")
 for name in "${names[@]}"; do
   for word in "Apache License" ${notices[${name%%[0-9].*}]}; do
     grep -qwF "$word" "/usr/share/doc/$name/copyright" || { echo "$name: no notice of $word in its copyright file"; exit 1; }
@@ -36,6 +36,7 @@ dpkg -L rapt-tools | grep -qx /usr/share/man/man1/rapt.1.gz
 /usr/bin/rapt check --problem "b=1 hq=2 sq=48 d=16 causal"
 /usr/bin/rapt demo --threads 1
 cd "$work"
+cmp <(/usr/bin/rapt --help) <(/usr/bin/python3 -m rapt --help)
 env -u PYTHONDONTWRITEBYTECODE /usr/bin/python3 - <<'END'
 import importlib.metadata, os, numpy, rapt
 assert rapt.__file__.startswith("/usr/lib/python3/dist-packages/"), rapt.__file__

@@ -3,7 +3,7 @@
 usage: check_wheel.py WHEEL [PYTHON]     an interpreter that the wheel is for; default: the one that runs this
 
 Reads the shared objects: which libraries and which versions of symbols they need. Then installs the wheel into an environment of its own, where
-no compiler is on PATH, and runs `rapt check` there. Of the wheel of the GPU kernels: installs the wheel of rapt beside it, too, and asks rapt
+no compiler is on PATH, and runs commands of `rapt` there. Of the wheel of the GPU kernels: installs the wheel of rapt beside it, too, and asks rapt
 whether it has loaded them. For a wheel of another architecture PYTHON is a command that runs one under emulation: arm64_python.sh makes one.
 """
 
@@ -15,6 +15,9 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cli"))
+from cli_test import OTHERS, PROBLEM  # noqa: E402
+
 MOST_BYTES = 12_000_000
 MOST_BYTES_OF_GPUS = 100_000_000  # the most that the index of Python's packages takes
 SYSTEM = {"libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1", "libstdc++.so.6", "libgcc_s.so.1"}
@@ -25,7 +28,7 @@ NEWEST = {
     "aarch64": {"GLIBC": (2, 34), "GLIBCXX": (3, 4, 29), "CXXABI": (1, 3, 13), "GCC": (11, 0)},
 }
 # Below .dist-info/licenses: of what is compiled in. A wheel with oneTBB has its licence, too.
-LICENCES = {"LICENSE", "notices/nanobind.txt", "notices/robin_map.txt", "notices/xsimd.txt"}
+LICENCES = {"LICENSE", *(f"notices/{name}.txt" for name in ("CLI11", "Eigen3", "fmt", "nanobind", "nlohmann_json", "robin_map", "xsimd"))}
 LICENCES_OF_GPUS = {"LICENSE", "NOTICE"}
 PYTHONS_OWN = re.compile(r"_?Py[A-Z_]")
 
@@ -78,7 +81,7 @@ def violations(wheel, python, folder):
         version = subprocess.run([python, "-c", "import sys; print(sys.implementation.cache_tag)"], capture_output=True, text=True, check=True).stdout
         pip += ["--target", site, "--python-version", version.strip().rpartition("-")[2]]
         pip += [f"--platform=manylinux{policy}_{machine}" for policy in ("_2_34", "_2_28", "_2_27", "2014")]
-    subprocess.run([*pip, "--find-links", wheel.parent, wheel, "ml_dtypes"], check=True)
+    subprocess.run([*pip, "--find-links", wheel.parent, wheel], check=True)
     if of_gpus:
         code = "import rapt; print(rapt.__file__.rpartition('/')[0], *rapt.info()['backends'][1].values(), sep='|')"
         told = subprocess.run([environment / "bin/python", "-c", code], cwd=folder, capture_output=True, text=True, check=True).stdout
@@ -86,14 +89,15 @@ def violations(wheel, python, folder):
         if (name, missing) != ("cuda", "") or Path(library).parent != Path(package) or f"-{version}-" not in wheel.name:
             yield f"rapt.info() says {told}"
         return
-    command = [python if emulated else environment / "bin/python", "-m", "rapt", "check"]
+    rapt = [python, "-m", "rapt"] if emulated else [environment / "bin/rapt"]
     variables = {"PATH": str(environment / "bin")}
     if emulated:  # where NumPy's threads that wait take time from each other
         variables |= {"PYTHONPATH": str(site), "OPENBLAS_NUM_THREADS": "1"}
-    result = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True)
-    print(result.stdout, end="")
-    if result.returncode != 0 or not result.stdout.splitlines()[-1].startswith("OK: "):
-        yield f"rapt check: exit code {result.returncode}: {result.stdout}{result.stderr}"
+    few = [word for problem in (PROBLEM, f"dtype=bf16 {PROBLEM}", *OTHERS.values()) for word in ("--problem", problem)]
+    for command in (["info"], ["check", "--entry", ".", *few], *([] if emulated else [["check"], ["demo", "--threads", "1"]])):
+        result = subprocess.run([*rapt, *command], cwd=folder, env=variables, capture_output=True, text=True)
+        if result.returncode != 0:
+            yield f"rapt {' '.join(command)}: exit code {result.returncode}: {result.stdout}{result.stderr}"
 
 
 def violations_of_licences(wheel, folder, wanted, bundled):

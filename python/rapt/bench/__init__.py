@@ -60,7 +60,7 @@ from typing import Any
 try:
     import torch
 except ImportError:
-    sys.exit("rapt.bench compares with PyTorch, which is not installed: pip install torch")
+    sys.exit("rapt.bench compares with PyTorch, which is not installed: pip install torch. 'rapt bench' does without")
 
 import rapt.torch
 from rapt import _chart
