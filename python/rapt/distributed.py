@@ -103,7 +103,7 @@ def all_gather_attention(
                     chunks are of all tokens.
     group           A process group, or a DeviceMesh of one or two dimensions. All processes if not given. In a mesh of m x n
                     ranks, rank (i, j) has part i n + j. An exchange along the last dimension gives each rank the rows of
-                    n parts, for 1 / n of the heads. Keys are gathered along the first. hq must be a multiple of n, and hk
+                    n parts, for 1 / n of the heads. Keys travel along the first. hq must be a multiple of n, and hk
                     a multiple or a divisor of n. Results are then within the bounds of rapt.attention.
     return_lse      Returns (out, lse), lse float32 [b, hq, sq], with gradients through both.
 
