@@ -74,17 +74,9 @@ struct DecodeScores {
   // finish_scores() of these. `block_max`: the maximum of row i % stride, in lane i.
   [[gnu::noinline]] bool finish(const Head& head, const QueryBlock& q_block, std::int64_t k0, float* block_max) const {
     const ScoreParams& score = head.p.score;
-    alignas(64) float first[kLanes], last[kLanes], offset[kLanes], slope[kLanes], nearest[kLanes];
-    for (std::int64_t i = 0; i < kLanes; ++i) {
-      const Row& row = q_block.row[i];
-      first[i] = static_cast<float>(clamp(row.first - k0, begin, end));
-      last[i] = static_cast<float>(clamp(row.last - k0, begin, end));
-      offset[i] = static_cast<float>(i / stride);
-      if (score.alibi) {
-        slope[i] = -alibi_slope_log2(head, row);
-        nearest[i] = static_cast<float>(row.nearest - k0);
-      }
-    }
+    const FinishLanes<true> lanes(head, q_block.row, k0, begin, end);
+    alignas(64) float offset[kLanes];  // of each lane's key from the vector's first
+    for (std::int64_t i = 0; i < kLanes; ++i) offset[i] = static_cast<float>(i / stride);
     const bool has_bias_or_mask = score.bias || score.mask;
     vec top = minus_infinity();
     auto visible = vec(0.f) != vec(0.f);
@@ -93,10 +85,8 @@ struct DecodeScores {
       const std::int64_t j = x / stride, t = n & (stride - 1);
       if (has_bias_or_mask && t == 0) load_modifiers(head, q_block.row, k0, j, modifier);
       const vec key = vec(static_cast<float>(j)) + load(offset);
-      vec add = load(q_block.neg_m);
-      if (score.alibi) add = fma(load(slope), xsimd::abs(load(nearest) - key), add);
-      vec y = modified(score, load(s + x), add, has_bias_or_mask ? &modifier[t] : nullptr, nullptr);
-      y = xsimd::select((key >= load(first)) & (key < load(last)), y, minus_infinity());
+      const vec y =
+          lanes.finished(load(s + x), key, load(q_block.neg_m), has_bias_or_mask ? &modifier[t] : nullptr, nullptr);
       store(s + x, y);
       top = xsimd::max(top, y);
       visible = visible | !(y == minus_infinity());

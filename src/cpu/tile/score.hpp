@@ -71,24 +71,47 @@ inline void load_modifiers(const Head& head, const Row* row, std::int64_t key, s
   transpose(modifier);
 }
 
-// The exponents of a vector of x = q.k. `add` is -m with ALiBi's part: it gets the modifiers first, since both may be
-// large and cancel. `modifier`: as load_modifiers() gives it, or null. `derivative` receives those of the scores, or is
-// null.
-[[gnu::always_inline]] inline vec modified(const ScoreParams& score, vec x, vec add, const vec* modifier,
-                                           float* derivative) {
-  if (modifier) add = add + *modifier;
-  if (score.softcap_log2 != 0) {
-    const vec capped = softcap(x * vec(score.scale_log2), score.softcap_log2);
-    if (derivative) {
-      const vec tanh = capped * vec(1 / score.softcap_log2);
-      store(derivative, fma(vec(0.f) - tanh, tanh, vec(1.f)));
+// What the scores of a vector of rows are finished with, over keys [begin, end) of the block at `k0`.
+template <bool kModified>
+struct FinishLanes {
+  const ScoreParams& score;
+  alignas(64) float first[kLanes], last[kLanes];     // the keys that each row sees: [first, last)
+  alignas(64) float slope[kLanes], nearest[kLanes];  // of ALiBi, if given
+
+  [[gnu::always_inline]] FinishLanes(const Head& head, const Row* row, std::int64_t k0, std::int64_t begin,
+                                     std::int64_t end)
+      : score(head.p.score) {
+    for (int i = 0; i < kLanes; ++i) {
+      first[i] = static_cast<float>(clamp(row[i].first - k0, begin, end));
+      last[i] = static_cast<float>(clamp(row[i].last - k0, begin, end));
+      if (kModified && score.alibi) {
+        slope[i] = -alibi_slope_log2(head, row[i]);
+        nearest[i] = static_cast<float>(row[i].nearest - k0);
+      }
     }
-    x = capped + add;
-  } else {
-    x = fma(x, vec(score.scale_log2), add);
   }
-  return modifier ? xsimd::select(*modifier == minus_infinity(), minus_infinity(), x) : x;
-}
+  // The exponents of x = q.k of key `key` of the block. `add` is -m: it gets the modifiers first, since both may be
+  // large and cancel. `modifier`: as load_modifiers() gives it, or null. `derivative` receives those of the scores, or
+  // is null.
+  [[gnu::always_inline]] vec finished(vec x, vec key, vec add, const vec* modifier, float* derivative) const {
+    auto visible = (key >= load(first)) & (key < load(last));
+    if constexpr (kModified) {
+      if (score.alibi) add = fma(load(slope), xsimd::abs(load(nearest) - key), add);
+      if (modifier) add = add + *modifier, visible = visible & !(*modifier == minus_infinity());
+      if (score.softcap_log2 != 0) {
+        const vec capped = softcap(x * vec(score.scale_log2), score.softcap_log2);
+        if (derivative) {
+          const vec tanh = capped * vec(1 / score.softcap_log2);
+          store(derivative, fma(vec(0.f) - tanh, tanh, vec(1.f)));
+        }
+        x = capped + add;
+      } else {
+        x = fma(x, vec(score.scale_log2), add);
+      }
+    }
+    return xsimd::select(visible, x, minus_infinity());
+  }
+};
 
 // Finishes the scores of keys [begin, end) of the block at `k0` for one vector of the query block, and folds their
 // maximum into `block_max`. On entry s[key][width] is q.k. Without modifiers it is only masked. With modifiers it
@@ -99,34 +122,20 @@ template <bool kModified>
 [[gnu::noinline]] bool finish_scores(const Head& head, const QueryBlock& q_block, std::int64_t v, std::int64_t k0,
                                      std::int64_t begin, std::int64_t end, float* s, float* block_max,
                                      float* derivatives = nullptr) {
-  const ScoreParams& score = head.p.score;
+  const bool has_bias_or_mask = kModified && (head.p.score.bias || head.p.score.mask);
   const std::int64_t lane = v * kLanes;
   const Row* row = q_block.row + lane;
-  alignas(64) float first[kLanes], last[kLanes], slope[kLanes], nearest[kLanes];
-  for (int i = 0; i < kLanes; ++i) {
-    first[i] = static_cast<float>(clamp(row[i].first - k0, 0, end));
-    last[i] = static_cast<float>(clamp(row[i].last - k0, 0, end));
-    if (kModified && score.alibi) {
-      slope[i] = -alibi_slope_log2(head, row[i]);
-      nearest[i] = static_cast<float>(row[i].nearest - k0);
-    }
-  }
+  const FinishLanes<kModified> lanes(head, row, k0, begin, end);
   vec new_max = load(block_max + lane);
   auto visible = vec(0.f) != vec(0.f);
   vec modifier[kLanes];
   vec key(static_cast<float>(begin));
   for (std::int64_t j = begin; j < end; ++j, key = key + vec(1.f)) {
-    vec x = load(s + j * q_block.width + lane);
-    if constexpr (kModified) {
-      const std::int64_t t = (j - begin) % kLanes;
-      if (t == 0 && (score.bias || score.mask)) load_modifiers(head, row, k0 + j, min(kLanes, end - j), modifier);
-      vec add = load(q_block.neg_m + lane);
-      if (score.alibi) add = fma(load(slope), xsimd::abs(load(nearest) - key), add);
-      x = modified(score, x, add, score.bias || score.mask ? &modifier[t] : nullptr,
-                   derivatives ? derivatives + j * q_block.width + lane : nullptr);
-    }
-    x = xsimd::select((key >= load(first)) & (key < load(last)), x, minus_infinity());
-    store(s + j * q_block.width + lane, x);
+    const std::int64_t at = j * q_block.width + lane, t = (j - begin) % kLanes;
+    if (has_bias_or_mask && t == 0) load_modifiers(head, row, k0 + j, min(kLanes, end - j), modifier);
+    const vec x = lanes.finished(load(s + at), key, load(q_block.neg_m + lane),
+                                 has_bias_or_mask ? &modifier[t] : nullptr, derivatives ? derivatives + at : nullptr);
+    store(s + at, x);
     new_max = xsimd::max(new_max, x);
     if constexpr (kModified) visible = visible | !(x == minus_infinity());
   }
