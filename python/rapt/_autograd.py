@@ -20,7 +20,6 @@ def register_gradients(
     run: Callable[..., Any],
     gradients: Callable[..., list[Tensor | None]],
     by_extension: Callable[..., Any] | None = None,
-    computes: Callable[..., bool] | None = None,
     otherwise: Callable[..., Any] | None = None,
 ) -> tuple[Callable[..., Tensor], Callable[..., tuple[Tensor, Tensor]]]:
     """Gives the operator `plain` gradients, of its first `count` arguments, which are tensors or None.
@@ -29,7 +28,7 @@ def register_gradients(
     run(*inputs, with_lse=True) and gradients() that they call, compute (out, lse) of the same arguments, and the gradients of
     (grad_out, grad_lse, *tensors, out, lse, seed, *options, wanted), of which `backward` returns those that are wanted.
     `by_extension` is gradients() of calls that the extension takes as they are; of others it returns NotImplemented.
-    computes(*inputs of `plain`) says whether rapt has gradients of such a call; where not, otherwise(keyset, *inputs) runs it.
+    otherwise(keyset, *inputs of `plain`) runs calls whose gradients are not rapt's; of others it returns NotImplemented.
 
     Returns what eager calls take in place of the operators where a gradient is to be recorded, in a third of their time. The first is
     of all arguments of `plain`, and (out, lse) or None where that is still to be computed; the second, of those of `with_lse`.
@@ -92,7 +91,8 @@ def register_gradients(
 
     def run_recorded(keyset: Any, *inputs: Any) -> Any:
         if _refusals.needs_grad(*inputs[:count]):
-            return with_lse(*inputs)[0] if otherwise is None or computes is None or computes(*inputs) else otherwise(keyset, *inputs)
+            made = NotImplemented if otherwise is None else otherwise(keyset, *inputs)
+            return with_lse(*inputs)[0] if made is NotImplemented else made
         with torch._C._AutoDispatchBelowAutograd():
             return plain.overload.redispatch(keyset & torch._C._after_autograd_keyset, *inputs)
 

@@ -228,16 +228,14 @@ def _backward_again(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return (*made, *[None] * (len(ctx.options) + 2))
 
 
-_run, _ = register_gradients(
-    _operator,
-    _operator_with_lse,
-    _backward_operator,
-    6,
-    run,
-    _gradients,
-    computes=_differentiates,
-    otherwise=_operator.autograd_of(_backward_again, _setup_again, "CUDA"),
-)
+_run_again = _operator.autograd_of(_backward_again, _setup_again, "CUDA")
+
+
+def _otherwise(keyset: Any, *inputs: Any) -> Any:
+    return NotImplemented if _differentiates(*inputs) else _run_again(keyset, *inputs)
+
+
+_run, _ = register_gradients(_operator, _operator_with_lse, _backward_operator, 6, run, _gradients, otherwise=_otherwise)
 
 
 def composed(

@@ -262,10 +262,10 @@ def test_gradients_of_others():
         schema=schemas[1],
     )
     of_pair = Operator(name + "_backward", gradients, lambda grad, *_: [torch.empty_like(grad)], schema=schemas[2])
+    by_others = plain.autograd_of(others, setup_others, "CPU")
     register_gradients(
         *(plain, pair, of_pair, 1, run, gradients),
-        computes=lambda x, factor, *_: factor > 0,
-        otherwise=plain.autograd_of(others, setup_others, "CPU"),
+        otherwise=lambda keyset, x, factor, *rest: NotImplemented if factor > 0 else by_others(keyset, x, factor, *rest),
     )
     for function in (plain, torch.compile(lambda *given: plain(*given), fullgraph=True, backend="aot_eager")):
         for factor, who in ((2.0, "rapt"), (-2.0, "others")):
