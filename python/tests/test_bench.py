@@ -4,6 +4,7 @@ makes of given times."""
 import dataclasses
 import importlib.util
 import json
+import logging
 import math
 import os
 import re
@@ -435,9 +436,11 @@ def test_generation_times_nothing_where_tokens_differ(monkeypatch):
 ENGINES = ["--engines", "--quick", "--threads", "1", "--samples", "1", "--seconds", "0", "--batch", "2", "--tokens", "3", "--texts", "5"]
 
 
-def test_engines(tmp_path, capsys, monkeypatch):
+def test_engines(tmp_path, capsys, caplog, monkeypatch):
     engines = pytest.importorskip("rapt.bench.engines", reason="needs transformers")
     files, there = (tmp_path / "engines.json", tmp_path / "engines.svg"), importlib.util.find_spec("sentence_transformers")
+    logger = logging.getLogger("ContinuousBatchingLogger")  # it has a handler of its own, and hands nothing on
+    monkeypatch.setattr(logger, "handlers", [caplog.handler])
     bench.main([*ENGINES, "--lengths", "9,20", "--dtype", "bf16", "--json", str(files[0]), "--svg", str(files[1])])
     rows = json.loads(files[0].read_text())["rows"]
     loads = ["2 of 9 tokens, 3 more", "2 of 20 tokens, 3 more", *["5 of 3 to 500 tokens"] * bool(there)]
@@ -453,6 +456,7 @@ def test_engines(tmp_path, capsys, monkeypatch):
     assert "continuous batching, requests/s, bf16, 1 thread" in text and all(load in text for load in loads)
     printed = capsys.readouterr().out
     assert "requests, texts/s" in printed and len(engines.cells_of(rows[0])) == len(engines.HEAD)
+    assert "psutil" not in caplog.text
     assert there or "Left out: sentence-transformers is not installed: pip install 'sentence-transformers>=" in printed
 
 
