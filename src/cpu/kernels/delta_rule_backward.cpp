@@ -14,100 +14,17 @@
 // what a token reads of its own write, which no decay reaches. At a part's first token it is computed as rowsum(Y Z)
 // instead, so that the sum's errors end with the part; a decay to 0 gets 0.
 //
-// A piece is the intersection of a block of tokens and a window. Its kd, ku and qd, and their gradients, are relative
-// to its window; those of another window differ by the factors of the windows that begin between. So blocks of several
-// pieces read and update Z and Y once: rows take the factors, where they meet rows of another piece or a state.
-//
-// Decays above 1 magnify the rounding errors of what tokens erase, until Z and Y are updated. So a block is computed in
-// parts, each of which updates them, and in which no channel rises by more than kMaxGrowth: one part unless states
-// grow.
-//
 // begin() runs the forward, keeps Z^T at the beginning of each block, and each token's prediction error.
-#include "cpu/kernels/delta_rule_backward_table.hpp"
-#include "cpu/tile/bump_allocator.hpp"
-#include "cpu/tile/delta_rule.hpp"
-#include "cpu/tile/matmul.hpp"
+#include "cpu/kernels/delta_rule_backward_part.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
 namespace {
 
-constexpr std::int64_t kBlock = kDeltaBackwardTokens;
-constexpr std::int64_t kTokensOfTile = 8;  // of a triangle; products past its last token are skipped
-constexpr float kMaxGrowth = kWindowMax / kWindowStart;
-
-struct DeltaRuleBackwardScratch {
-  std::int64_t d, dv, per_token;  // d and dv padded to whole vectors; rows of `left` and `right` per token
-  // Of all tokens: v minus the prediction, [tokens][dv], if the rule predicts. Of all blocks: Z^T, [dv][d], at the
-  // block's start, and e of the token before it, [d].
-  Matrix missed, starts, e_before;
-  Matrix z, y, y_t;       // [d][dv]; y_t [dv][d]
-  Matrix part_z, part_e;  // of a block's parts: Z^T, [kBlock - 1][dv][d], but of the first; e before them, [kBlock][d]
-  float *e, *carry,
-      *anchor,  // [d]: e of the last token; gradient of log decays, as a sum from the end and as rowsum(Y Z)
-      *rise;    // [d]: of grows()
-  // Of a part's tokens; z_factor: of next_e(), where a token begins a window; last_ku: ku of the last piece's window.
-  Matrix kd, ku, last_ku, e_of, decay, z_factor, dku;  // [kBlock][d]
-  Matrix u, du;                                        // [kBlock][dv]
-  Matrix left, right, dleft;                           // [kBlock][per_token][d], dv, d
-  Matrix ku_t, u_t;                                    // [d][kBlock], [dv][kBlock]
-  Matrix left_ku, right_u;                             // [kBlock][per_token][kBlock]
-  float *beta, *k_factor, *q_factor;                   // [kBlock]; [kBlock][reads]
-  float* own_read;                                     // [kBlock][reads]: dout . u of the same token
-  float *row, *gradient, *bias;                        // [max(d, dv)]; [max(d, dv)]; [d]
-  double* factor;                                      // [d]: of open_rows()
-  vec* dbeta;                                          // [kBlock], as vectors of partial sums
-  std::int64_t* pieces;                                // [kBlock + 1]: first token of each piece, then n
-  std::int64_t* parts;                                 // [kBlock + 1]: first token of each part, then the block's end
-
-  DeltaRuleBackwardScratch(BumpAllocator& allocator, const DeltaRuleBackwardShape& shape, bool predicts)
-      : d(round_up(shape.d, kLanes)), dv(round_up(shape.dv, kLanes)), per_token(shape.reads + predicts) {
-    const std::int64_t blocks = (shape.tokens + kBlock - 1) / kBlock, longer = d > dv ? d : dv;
-    const auto take = [&](std::int64_t rows, std::int64_t columns) -> Matrix {
-      const std::int64_t stride = matrix_stride(columns);
-      return {allocator.take<float>(rows * stride), stride};
-    };
-    for (Matrix* state : {&z, &y}) *state = take(d, dv);
-    y_t = take(dv, d);
-    for (Matrix* rows : {&kd, &ku, &last_ku, &e_of, &decay, &z_factor, &dku}) *rows = take(kBlock, d);
-    for (Matrix* rows : {&u, &du}) *rows = take(kBlock, dv);
-    for (Matrix* rows : {&left, &dleft}) *rows = take(kBlock * per_token, d);
-    right = take(kBlock * per_token, dv);
-    ku_t = take(d, kBlock), u_t = take(dv, kBlock);
-    for (Matrix* rows : {&left_ku, &right_u}) *rows = take(kBlock * per_token, kBlock);
-    for (float** one : {&e, &carry, &anchor, &rise, &bias}) *one = allocator.take<float>(d);
-    for (float** one : {&row, &gradient}) *one = allocator.take<float>(longer);
-    for (float** one : {&beta, &k_factor}) *one = allocator.take<float>(kBlock);
-    for (float** one : {&q_factor, &own_read}) *one = allocator.take<float>(kBlock * shape.reads);
-    dbeta = allocator.take<vec>(kBlock);
-    factor = allocator.take<double>(d);
-    for (std::int64_t** one : {&pieces, &parts}) *one = allocator.take<std::int64_t>(kBlock + 1);
-    e_before = take(blocks, d);
-    missed = take(predicts ? shape.tokens : 0, dv);
-    starts = take(blocks * dv, d);
-    part_z = take((kBlock - 1) * dv, d), part_e = take(kBlock, d);
-  }
-};
-
-// Calls f(integral_constant<int, vectors>, first column) for column blocks of up to 8 or 16 vectors: enough
-// independent sums.
-template <int kMaxVecs = kRegisters == 32 ? 16 : 8, class F>
-void with_columns(std::int64_t columns, F f, std::int64_t c = 0) {
-  for (; columns - c >= kMaxVecs * kLanes; c += kMaxVecs * kLanes) f(std::integral_constant<int, kMaxVecs>(), c);
-  if constexpr (kMaxVecs > 1) with_columns<kMaxVecs / 2>(columns, f, c);
-}
-
-void copy(const float* from, std::int64_t n, float* to) {
-  for (std::int64_t i = 0; i < n; i += kLanes) store(to + i, load_any(from + i));
-}
-
-class DeltaRuleBackwardRunner {
+class DeltaRuleBackwardRunner : DeltaRuleBackwardPart {
  public:
   DeltaRuleBackwardRunner(const DeltaRuleBackwardParams& p, const DeltaRuleBackwardItem& item, std::byte* scratch)
-      : p_(p),
+      : DeltaRuleBackwardPart(p, item, scratch),
         item_(item),
-        allocator_(scratch),
-        tokens_(p, item.b, item.h),
-        w_(allocator_, {p.d, p.dv, p.reads, tokens_.count()}, p.has_delta),
         q_head_(item.h / p.q_group * p.reads),
         k_head_(item.h / p.k_group),
         v_head_(item.h / p.v_group),
@@ -211,166 +128,6 @@ class DeltaRuleBackwardRunner {
     for (std::int64_t i = 0; i < p_.d; ++i)
       for (std::int64_t c = 0; c < w_.dv; c += kLanes) f(i, c, min(kLanes, p_.dv - c));
   }
-  // From one window to a later one, what has a row or a column for each channel is multiplied by factors of Z, each by
-  // two floats, since one may be out of fp32's range. open_rows() does so for all windows that pieces [begin, end)
-  // begin, open_columns() for the one that a token begins.
-  void open_rows(const Matrix& state, std::int64_t begin, std::int64_t end) const {
-    if (begin == end) return;
-    for (std::int64_t c = 0; c < w_.d; ++c) w_.factor[c] = 1;
-    for (std::int64_t piece = begin; piece < end; ++piece) {
-      const float *const z_factor = w_.z_factor[w_.pieces[piece]], *const decay = w_.decay[w_.pieces[piece]];
-      for (std::int64_t c = 0; c < w_.d; ++c)
-        w_.factor[c] *= static_cast<double>(z_factor[c]) * static_cast<double>(decay[c]);
-    }
-    for (std::int64_t i = 0; i < w_.d; ++i) {
-      constexpr double kSmall = 0x1p-126, kLarge = 0x1p127;
-      const double factor = w_.factor[i], part = factor < kSmall ? kSmall : factor > kLarge ? kLarge : factor;
-      const vec first(static_cast<float>(part)), second(static_cast<float>(factor / part));
-      for (std::int64_t c = 0; c < w_.dv; c += kLanes) store(state[i] + c, load(state[i] + c) * first * second);
-    }
-  }
-  void open_columns(std::int64_t token, const Matrix& rows, std::int64_t count) const {
-    const float *const z_factor = w_.z_factor[token], *const decay = w_.decay[token];
-    for (std::int64_t i = 0; i < count; ++i)
-      for (std::int64_t c = 0; c < w_.d; c += kLanes)
-        store(rows[i] + c, load(rows[i] + c) * load(z_factor + c) * load(decay + c));
-  }
-  // Calls f(token, end) for tiles of a triangle's rows: tokens [token, end).
-  template <class F>
-  static void for_each_tile(std::int64_t begin, std::int64_t end, F f) {
-    for (std::int64_t t = begin; t < end; t += kTokensOfTile) f(t, min(t + kTokensOfTile, end));
-  }
-
-  // Finds the pieces of a part, and computes kd, ku and beta. Returns how many of the next n tokens are in the part.
-  std::int64_t prepare(std::int64_t first, std::int64_t n) {
-    pieces_ = 0;
-    for (std::int64_t t = 0; t < n; ++t) {
-      float* const decay = w_.decay[t];
-      tokens_.decay(first + t, decay);
-      if (grows(decay, t == 0)) {
-        n = t;
-        break;
-      }
-      const bool opens_window = next_e(w_.e, decay, w_.d, first + t == 0, w_.e_of[t], w_.z_factor[t]);
-      if (t == 0) opens_window_ = opens_window;
-      if (t == 0 || opens_window) w_.pieces[pieces_++] = t;
-      const float* const k = tokens_.k(first + t, w_.row);
-      const vec factor(w_.k_factor[t] = tokens_.factor(k));
-      for (std::int64_t c = 0; c < w_.d; c += kLanes) {
-        const vec e = load(w_.e_of[t] + c), x = load_any(k + c) * factor;
-        store(w_.e + c, e);
-        store(w_.kd[t] + c, x * e), store(w_.ku[t] + c, x * inverse_of(e));
-      }
-      w_.beta[t] = tokens_.beta(first + t);
-    }
-    w_.pieces[pieces_] = n;
-    return n;
-  }
-  // Updates how far each channel has risen since it was lowest in the part. Returns whether that is too much for one.
-  bool grows(const float* decay, bool begins_part) {
-    if (begins_part) {
-      fill(w_.rise, w_.d, 1);
-      has_risen_ = false;
-      return false;
-    }
-    vec largest(1.f);
-    for (std::int64_t c = 0; c < w_.d; c += kLanes) largest = xsimd::max(largest, load(decay + c));
-    has_risen_ = has_risen_ || xsimd::any(largest > vec(1.f));
-    if (!has_risen_) return false;
-    for (std::int64_t c = 0; c < w_.d; c += kLanes) {
-      const vec rise = xsimd::max(load(w_.rise + c) * load(decay + c), vec(1.f));
-      store(w_.rise + c, rise);
-      largest = xsimd::max(largest, rise);
-    }
-    return xsimd::any(largest > vec(kMaxGrowth));
-  }
-  // Computes u and the rows of `left` and `right`, except dw.
-  void prepare_rest(std::int64_t first, std::int64_t n) {
-    for (std::int64_t t = 0; t < n; ++t) {
-      const Matrix left = w_.left.from(t * w_.per_token), right = w_.right.from(t * w_.per_token);
-      for (std::int64_t r = 0; r < p_.reads; ++r) {
-        const float* const q = tokens_.q(first + t, r, w_.row);
-        const vec scale(p_.scale * (w_.q_factor[t * p_.reads + r] = tokens_.factor(q)));
-        for (std::int64_t c = 0; c < w_.d; c += kLanes)
-          store(left[r] + c, load_any(q + c) * (load(w_.e_of[t] + c) * scale));
-        if (p_.out) copy(tokens_.out(first + t, r, w_.row), w_.dv, right[r]);
-        else fill(right[r], w_.dv, 0);
-      }
-      if (!p_.has_delta) {
-        take_v(first, t);
-        continue;
-      }
-      for (std::int64_t c = 0; c < w_.d; c += kLanes) store(left[p_.reads] + c, vec(0.f) - load(w_.kd[t] + c));
-      for (std::int64_t c = 0; c < w_.dv; c += kLanes)
-        store(w_.u[t] + c, load(w_.missed[first + t] + c) * vec(w_.beta[t]));
-    }
-  }
-  void take_v(std::int64_t first, std::int64_t t) const {
-    copy(tokens_.v(first + t, 0, p_.dv, w_.row), w_.dv, w_.u[t]);
-  }
-
-  void run_forward(std::int64_t first) {
-    const std::int64_t end = min(first + kBlock, tokens_.count()), block = first / kBlock;
-    copy(w_.e, w_.d, w_.e_before[block]);
-    for (std::int64_t t = first + kBlock; t < min(first + 2 * kBlock, tokens_.count()); ++t)
-      tokens_.prefetch_inputs(t, true, false);
-    for (std::int64_t part = first, n = 0; part < end; part += n) {
-      n = prepare(part, end - part);
-      if (opens_window_) open_rows(w_.z, 0, 1);
-      if (part == first) transpose(w_.z, w_.d, w_.dv, w_.starts.from(block * w_.dv));
-      for (std::int64_t t = 0; t < n; ++t) take_v(part, t);
-      multiply_by_ku(w_.kd, p_.has_delta ? 1 : 0);
-      if (p_.has_delta) predict(part, n);
-      write(n);
-    }
-  }
-  // Moves Z from the beginning of a part to its end.
-  void write(std::int64_t n) const {
-    open_rows(w_.z, 1, pieces_);
-    multiply<true, true>(w_.last_ku, w_.u, w_.z, w_.d, w_.dv, n);
-  }
-  // Computes the products left_ku of rows of a part with ku of the same and earlier tokens, and last_ku.
-  void multiply_by_ku(const Matrix& rows, std::int64_t per_token) const {
-    for (std::int64_t i = 0; i < pieces_; ++i) {
-      const std::int64_t begin = w_.pieces[i], end = w_.pieces[i + 1];
-      if (i > 0) open_columns(begin, w_.last_ku, begin);
-      for (std::int64_t t = begin; t < end; ++t) copy(w_.ku[t], w_.d, w_.last_ku[t]);
-      if (per_token == 0) continue;
-      transpose(w_.last_ku, end, w_.d, w_.ku_t);
-      for_each_tile(begin, end, [&](std::int64_t t, std::int64_t tile_end) {
-        const std::int64_t r = t * per_token;
-        multiply<false, false>(rows.from(r), w_.ku_t, w_.left_ku.from(r), (tile_end - t) * per_token, tile_end, w_.d);
-      });
-    }
-  }
-  // Computes u of a part's tokens, from v: beta times the prediction error.
-  void predict(std::int64_t first, std::int64_t n) const {
-    const Matrix u = w_.u, missed = w_.missed.from(first);
-    for (std::int64_t i = pieces_ - 1; i > 0; --i)
-      open_columns(w_.pieces[i], w_.kd.from(w_.pieces[i]), n - w_.pieces[i]);
-    multiply<false, false>(w_.kd, w_.z, missed, n, w_.dv, w_.d);
-    with_columns(w_.dv, [&](auto vectors, std::int64_t column) {
-      constexpr int kV = decltype(vectors)::value;
-      for (std::int64_t i = 0; i < n; ++i) {
-        vec sum[kV];
-#pragma GCC unroll 16
-        for (int v = 0; v < kV; ++v) sum[v] = load(missed[i] + column + v * kLanes);
-        for (std::int64_t j = 0; j < i; ++j) add_row<kV>(w_.left_ku[i][j], u[j] + column, sum);
-#pragma GCC unroll 16
-        for (int v = 0; v < kV; ++v) {
-          const std::int64_t at = column + v * kLanes;
-          const vec rest = load(u[i] + at) - sum[v];
-          store(missed[i] + at, rest), store(u[i] + at, rest * vec(w_.beta[i]));
-        }
-      }
-    });
-  }
-  template <int kV>
-  [[gnu::always_inline]] static void add_row(float factor, const float* row, vec (&sum)[kV]) {
-#pragma GCC unroll 16
-    for (int v = 0; v < kV; ++v) sum[v] = fma(vec(factor), load(row + v * kLanes), sum[v]);
-  }
-
   // Computes the gradient of `left`, without what a token reads of its own write.
   void differentiate_left(std::int64_t n, const Matrix& z_t) const {
     const std::int64_t per_token = w_.per_token;
@@ -507,16 +264,9 @@ class DeltaRuleBackwardRunner {
     tokens_.write(to, token, r, 0, n, w_.gradient);
   }
 
-  const DeltaRuleBackwardParams& p_;
   const DeltaRuleBackwardItem& item_;
-  BumpAllocator allocator_;
-  const DeltaTokens tokens_;
-  const DeltaRuleBackwardScratch w_;
   const std::int64_t q_head_, k_head_, v_head_;  // the first heads that this state head reads
   const HeadRows grad_q_, grad_k_, grad_v_, grad_g_, grad_beta_;
-  std::int64_t pieces_ = 0;    // of the part
-  bool opens_window_ = false;  // whether the part's first token begins a window
-  bool has_risen_ = false;     // whether some decay of the part is above 1
 };
 
 void begin(const DeltaRuleBackwardParams& p, const DeltaRuleBackwardItem& item, std::byte* scratch) noexcept {
