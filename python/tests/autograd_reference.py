@@ -127,11 +127,6 @@ def delta_rule(
     return torch.cat(outs, 1), state.mT if state_v_first else state
 
 
-# Gradients of log decays are sums from the end of a window of tokens, and off by what the terms of those are off by: where decays
-# are strong, more than by a share of the little that is left.
-OF_DECAYS = ("g", "a_log", "dt_bias")
-
-
 def ratio(got, wanted):
     """flash-linear-attention's metric."""
     assert got.shape == wanted.shape and torch.isfinite(got).all()

@@ -10,9 +10,12 @@
 //   Y    +=  sum_i qd_i dout_i^T - kd_i dw_i^T
 //
 // The rows [qd; -kd] and [dout; dw] are always used together: `left` and `right` here, in the order of their tokens.
-// The gradient of a log decay is the gradient of log e at its token and all later ones, summed from the end, without
-// what a token reads of its own write, which no decay reaches. At a part's first token it is computed as rowsum(Y Z)
-// instead, so that the sum's errors end with the part; a decay to 0 gets 0.
+//
+// The gradient of a token's log decay is a sum over reads, at the token or later, of what was written before it. Reads
+// after the part are in `across`: rowsum(Y Z), plus ku_j * (Y u_j) for the tokens j before it. Those in the part are a
+// running sum from its end, `reads`: a token adds what it reads, and subtracts what later ones read of its own write.
+// What the decay does not reach is in neither, or its rounding errors would exceed the little that strong decays leave.
+// A decay to 0 gets 0.
 //
 // begin() runs the forward, keeps Z^T at the beginning of each block, and each token's prediction error.
 #include "cpu/kernels/delta_rule_backward_part.hpp"
@@ -42,18 +45,11 @@ class DeltaRuleBackwardRunner : DeltaRuleBackwardPart {
     for (std::int64_t i = p_.d; i < w_.d; ++i) fill(w_.z[i], w_.dv, 0);
     fill(w_.e, w_.d, 1);
     for (std::int64_t t = 0; t < tokens_.count(); t += kBlock) run_forward(t);
-    fill(w_.carry, w_.d, 0);
     for (std::int64_t i = 0; i < w_.d; ++i) fill(w_.y[i], w_.dv, 0);
-    if (const StateRows& s = p_.final) {
+    if (const StateRows& s = p_.final)
       for_each_column([&](std::int64_t i, std::int64_t c, std::int64_t n) {
         store(w_.y[i] + c, load_state(s, s.at(item_.b, item_.h), i, c, n) * vec(w_.e[i]));
       });
-      for (std::int64_t i = 0; i < p_.d; ++i) {
-        vec sum(0.f);
-        for (std::int64_t c = 0; c < w_.dv; c += kLanes) sum = fma(load(w_.y[i] + c), load(w_.z[i] + c), sum);
-        w_.carry[i] = sum_of(sum);
-      }
-    }
     transpose(w_.y, w_.d, w_.dv, w_.y_t);
     for (std::int64_t i = 0; i < 2 + p_.d; ++i) item_.head_sums[i] = 0;
   }
@@ -107,14 +103,17 @@ class DeltaRuleBackwardRunner : DeltaRuleBackwardPart {
     solve(first, n);
     differentiate_left(n, z_t);
     multiply<false, false>(w_.u, w_.y_t, w_.dku, n, w_.d, w_.dv);
+    find_factors(1, pieces_);
+    sum_across(n, z_t);
+    fill(w_.reads, w_.d, 0);
     for (std::int64_t i = pieces_ - 1; i >= 0; --i) {
       const std::int64_t begin = w_.pieces[i], end = w_.pieces[i + 1], per_token = w_.per_token;
       for_each_tile(begin, end, [&](std::int64_t t, std::int64_t tile_end) {
         const std::int64_t r = t * per_token;
-        multiply<true, true>({w_.right_u[r] + t, w_.right_u.stride}, w_.left.from(r), w_.dku.from(t), tile_end - t,
-                             w_.d, n * per_token - r);
+        multiply<true, false>({w_.right_u[r] + t, w_.right_u.stride}, w_.left.from(r), w_.own_dku.from(t), tile_end - t,
+                              w_.d, n * per_token - r);
       });
-      if (i == 0) take_y_before(n, z_t);
+      if (i == 0) take_y_before(n);
       for (std::int64_t t = end - 1; t >= begin; --t) finish(first, t);
       if (i == 0) break;
       open_columns(begin, w_.left.from(begin * per_token), (n - begin) * per_token);
@@ -156,11 +155,9 @@ class DeltaRuleBackwardRunner : DeltaRuleBackwardPart {
       add(end, n, end - begin);
     }
   }
-  // Computes Y before a part, and the gradient of its first token's log decay.
-  void take_y_before(std::int64_t n, const Matrix& z_t) const {
-    open_rows(w_.y, 1, pieces_);
-    multiply<true, true>(w_.left, w_.right, w_.y, w_.d, w_.dv, n * w_.per_token);
-    transpose(w_.y, w_.d, w_.dv, w_.y_t);
+  // Computes the part of each token's dg that Y after the part accounts for, across the token's decay: from Z before
+  // the part, and from what earlier tokens write.
+  void sum_across(std::int64_t n, const Matrix& z_t) const {
     with_columns(w_.d, [&](auto vectors, std::int64_t column) {
       constexpr int kV = decltype(vectors)::value;
       vec sum[kV];
@@ -168,11 +165,25 @@ class DeltaRuleBackwardRunner : DeltaRuleBackwardPart {
       for (int v = 0; v < kV; ++v) sum[v] = vec(0.f);
       for (std::int64_t i = 0; i < w_.dv; ++i)
 #pragma GCC unroll 16
-        for (int v = 0; v < kV; ++v)
-          sum[v] = fma(load(w_.y_t[i] + column + v * kLanes), load(z_t[i] + column + v * kLanes), sum[v]);
+        for (int v = 0; v < kV; ++v) {
+          const std::int64_t c = column + v * kLanes;
+          sum[v] = fma(load(w_.y_t[i] + c) * load(w_.factor + c), load(z_t[i] + c), sum[v]);
+        }
 #pragma GCC unroll 16
-      for (int v = 0; v < kV; ++v) store(w_.anchor + column + v * kLanes, sum[v]);
+      for (int v = 0; v < kV; ++v) {
+        const std::int64_t c = column + v * kLanes;
+        vec across = sum[v] * load(w_.rest_of_factor + c);
+        for (std::int64_t t = 0; t < n; ++t) {
+          store(w_.across[t] + c, across);
+          across = fma(load(w_.last_ku[t] + c), load(w_.dku[t] + c), across);
+        }
+      }
     });
+  }
+  void take_y_before(std::int64_t n) const {
+    if (pieces_ > 1) multiply_rows(w_.y);
+    multiply<true, true>(w_.left, w_.right, w_.y, w_.d, w_.dv, n * w_.per_token);
+    transpose(w_.y, w_.d, w_.dv, w_.y_t);
   }
   // Prefetches where the gradients of a token of this block go, and the inputs of one of the block before.
   [[gnu::always_inline]] void prefetch_for(std::int64_t token) const {
@@ -214,17 +225,19 @@ class DeltaRuleBackwardRunner : DeltaRuleBackwardPart {
   // Stores the gradients of a token.
   void finish(std::int64_t first, std::int64_t t) {
     const std::int64_t token = first + t;
-    const float *const e = w_.e_of[t], *const ku = w_.ku[t], *const own_read = w_.own_read + t * p_.reads;
+    const float *const e = w_.e_of[t], *const ku = w_.ku[t], *const own_dku = w_.own_dku[t],
+                       *const own_read = w_.own_read + t * p_.reads;
     const Matrix left = w_.left.from(t * w_.per_token), dleft = w_.dleft.from(t * w_.per_token);
     for (std::int64_t c = 0; c < w_.d; c += kLanes) {
-      vec dku = load(w_.dku[t] + c), dlog = vec(0.f) - load(ku + c) * dku;
-      for (std::int64_t r = 0; r < w_.per_token; ++r) dlog = fma(load(left[r] + c), load(dleft[r] + c), dlog);
+      vec dku = load(w_.dku[t] + c) + load(own_dku + c), reads = load(w_.reads + c) - load(ku + c) * load(own_dku + c);
+      for (std::int64_t r = 0; r < w_.per_token; ++r) reads = fma(load(left[r] + c), load(dleft[r] + c), reads);
       for (std::int64_t r = 0; r < p_.reads; ++r) dku = fma(vec(own_read[r]), load(left[r] + c), dku);
       vec dk = dku / load(e + c);
       if (p_.has_delta) dk = dk - load(dleft[p_.reads] + c) * load(e + c);
       store(w_.gradient + c, dk);
-      const vec sum = t == 0 ? load(w_.anchor + c) : load(w_.carry + c) + dlog;
-      store(w_.carry + c, xsimd::select(load(w_.decay[t] + c) == vec(0.f), vec(0.f), sum));
+      const auto is_zero = load(w_.decay[t] + c) == vec(0.f);
+      store(w_.reads + c, xsimd::select(is_zero, vec(0.f), reads));
+      store(w_.across[t] + c, xsimd::select(is_zero, vec(0.f), load(w_.across[t] + c) + reads));
     }
     if (p_.l2norm) tokens_.row_gradient(tokens_.k(token, w_.row), w_.k_factor[t], w_.gradient);
     give(grad_k_, item_.k_sums, p_.k_group, token, k_head_, 0, p_.d);
@@ -242,7 +255,7 @@ class DeltaRuleBackwardRunner : DeltaRuleBackwardPart {
     }
     if (p_.decay == Decay::none) return;
     const std::int64_t n = p_.decay == Decay::channel ? p_.d : 1;
-    tokens_.decay_gradient(token, w_.carry, w_.gradient, item_.head_sums[0]);
+    tokens_.decay_gradient(token, w_.across[t], w_.gradient, item_.head_sums[0]);
     if (p_.grad_g) tokens_.write(grad_g_, token, 0, 0, n, w_.gradient);
     item_.head_sums[1] += static_cast<double>(w_.gradient[0]);
     for (std::int64_t c = 0; c < n; c += kLanes) store(w_.bias + c, load(w_.bias + c) + load(w_.gradient + c));

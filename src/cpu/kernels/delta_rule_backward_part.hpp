@@ -173,17 +173,26 @@ class DeltaRuleBackwardPart {
   // begin, open_columns() for the one that a token begins.
   void open_rows(const Matrix& state, std::int64_t begin, std::int64_t end) const {
     if (begin == end) return;
-    for (std::int64_t c = 0; c < w_.d; ++c) w_.factor[c] = 1;
+    find_factors(begin, end);
+    multiply_rows(state);
+  }
+  void find_factors(std::int64_t begin, std::int64_t end) const {
+    for (std::int64_t c = 0; c < w_.d; ++c) w_.exact_factor[c] = 1;
     for (std::int64_t piece = begin; piece < end; ++piece) {
       const float *const z_factor = w_.z_factor[w_.pieces[piece]], *const decay = w_.decay[w_.pieces[piece]];
       for (std::int64_t c = 0; c < w_.d; ++c)
-        w_.factor[c] *= static_cast<double>(z_factor[c]) * static_cast<double>(decay[c]);
+        w_.exact_factor[c] *= static_cast<double>(z_factor[c]) * static_cast<double>(decay[c]);
     }
-    for (std::int64_t i = 0; i < w_.d; ++i) {
+    for (std::int64_t c = 0; c < w_.d; ++c) {
       constexpr double kSmall = 0x1p-126, kLarge = 0x1p127;
-      const double factor = w_.factor[i], part = factor < kSmall ? kSmall : factor > kLarge ? kLarge : factor;
-      const vec first(static_cast<float>(part)), second(static_cast<float>(factor / part));
-      for (std::int64_t c = 0; c < w_.dv; c += kLanes) store(state[i] + c, load(state[i] + c) * first * second);
+      const double factor = w_.exact_factor[c], part = factor < kSmall ? kSmall : factor > kLarge ? kLarge : factor;
+      w_.factor[c] = static_cast<float>(part), w_.rest_of_factor[c] = static_cast<float>(factor / part);
+    }
+  }
+  void multiply_rows(const Matrix& state) const {
+    for (std::int64_t i = 0; i < w_.d; ++i) {
+      const vec factor(w_.factor[i]), rest(w_.rest_of_factor[i]);
+      for (std::int64_t c = 0; c < w_.dv; c += kLanes) store(state[i] + c, load(state[i] + c) * factor * rest);
     }
   }
   void open_columns(std::int64_t token, const Matrix& rows, std::int64_t count) const {

@@ -200,14 +200,15 @@ TEST_CASE("delta_rule_backward: errors of long sequences are a few units of fp32
       for (const std::string& entry : every_entry(c.problem)) {
         c.clear();
         c.run(forced(entry));
-        // Gradients of decays are differences: those of strong ones lose digits.
-        for (const bool of_decays : {true, false}) {
-          if (!of_decays) c.dg = {}, c.da_log = {}, c.ddt_bias = {};
+        // Terms of sums over all tokens cancel, and dg has the gate's errors.
+        for (const double limit : {2e-5, 2e-6, 1e-6}) {
+          if (limit < 2e-5) drop_sums(c);
+          if (limit < 2e-6) c.dg = {};
           const Verdict verdict = c.verdict(reference);
           INFO(entry << ": " << c.problem.to_string() << ", decays " << static_cast<int>(decays) << ", "
                      << describe(verdict.errors));
           CHECK(verdict.violation == "");
-          CHECK(verdict.errors.rel_frobenius < (of_decays ? 1e-4 : 1e-6));
+          CHECK(verdict.errors.rel_frobenius < limit);
         }
         c = C(problem_of(words), 3, Placement::heap, Spacing::dense, decays);
       }
