@@ -99,7 +99,7 @@ struct GradTile {
     for (std::int64_t i = 0; i < count; ++i) {
       const GradQueryBlock& q_block = q_blocks[i];
       accumulate<0, kW>(acc, q_block.*p + key * q_block.width, q_block.width, 1, x + q_block.lane * kW * kLanes, 0,
-                        q_block.width);
+                        q_block.rows);
     }
 #pragma GCC unroll 16
     for (int i = 0; i < kR; ++i)
@@ -153,15 +153,15 @@ void add_products(const GradQueryBlock* q_blocks, std::int64_t count, float* Gra
 
 // ---- Chunks of rows.
 
-// Packs rows of n elements into strips; lanes without a row become 0. Returns whether all elements are finite. With
-// `clean`, elements that are not finite become 0.
+// Packs rows of n elements into strips. Returns whether all elements are finite. With `clean`, elements that are not
+// finite become 0.
 template <class T>
 [[gnu::noinline]] bool pack_strips(const T* base, const Strides& strides, std::int64_t n, const Head& head,
                                    const GradQueryBlock* q_blocks, std::int64_t count, bool clean, float* dst) {
   const Strips strips(n);
   vec poison(0.f);
   for (std::int64_t i = 0; i < count; ++i)
-    for (std::int64_t r = 0; r < q_blocks[i].width; ++r) {
+    for (std::int64_t r = 0; r < q_blocks[i].rows; ++r) {
       const T* const src = base + row_at(strides, head, q_blocks[i].row[r]);
       const std::int64_t lane = q_blocks[i].lane + r;
       for (std::int64_t strip = 0; strip < strips.count; ++strip) {
@@ -169,8 +169,7 @@ template <class T>
         float* const to = dst + begin * kLanes * kChunkRows + lane * vecs * kLanes;
         for (std::int64_t v = 0; v < vecs; ++v) {
           const std::int64_t c = (begin + v) * kLanes;
-          vec x(0.f);
-          if (r < q_blocks[i].rows) x = load_repeated(src + c * strides.d, strides.d, min(kLanes, n - c));
+          vec x = load_repeated(src + c * strides.d, strides.d, min(kLanes, n - c));
           poison = fma(x, vec(0.f), poison);
           if (clean) x = xsimd::select(x - x == vec(0.f), x, vec(0.f));
           store(to + v * kLanes, x);

@@ -301,18 +301,24 @@ void store_keys(const Gradient& to, const Head& head, const BackwardItem& item, 
   with_float_type(to.type, [&](auto element) {
     auto* const base = static_cast<decltype(element)*>(to.data);
     const std::int64_t end = max(keys.end, item.clear_end), inner = to.stride.d;
-    for (std::int64_t j0 = keys.begin; j0 < end; j0 += 32)
-      for (std::int64_t c0 = 0; c0 < n; c0 += 32) {
-        const KeySums sums = sums_of(j0 - keys.begin, c0);
-        for (std::int64_t i = 0; i < min(32, end - j0); ++i) {
-          auto* const row = base + head.key_at(to.stride, j0 + i) + c0 * inner;
-          const bool is_there = j0 + i < keys.end;
-          for (std::int64_t c = 0; c < min(32, n - c0); c += kLanes) {
-            const vec x = is_there ? fma(load(sums.data + i * sums.stride + c), vec(scale), vec(0.f)) : vec(0.f);
-            store_strided(row + c * inner, inner, min(kLanes, n - c0 - c), x);
-          }
-        }
-      }
+    const std::int64_t whole = inner == 1 ? n / kLanes * kLanes : 0;
+    const auto store_row = [&](std::int64_t j, auto gradient) __attribute__((always_inline)) {
+      auto* const row = base + head.key_at(to.stride, j);
+      for (std::int64_t c = 0; c < whole; c += kLanes) store_any(row + c, gradient(c));
+      for (std::int64_t c = whole; c < n; c += kLanes)
+        store_strided(row + c * inner, inner, min(kLanes, n - c), gradient(c));
+    };
+    for (std::int64_t j = keys.begin; j < keys.end; ++j) {
+      const std::int64_t i = (j - keys.begin) % 32, j0 = j - keys.begin - i;
+      store_row(
+          j, [&](std::int64_t c) __attribute__((always_inline)) {
+            const KeySums sums = sums_of(j0, c / 32 * 32);
+            return fma(load(sums.data + i * sums.stride + c % 32), vec(scale), vec(0.f));
+          });
+    }
+    for (std::int64_t j = keys.end; j < end; ++j)
+      store_row(
+          j, [](std::int64_t) __attribute__((always_inline)) { return vec(0.f); });
   });
 }
 
