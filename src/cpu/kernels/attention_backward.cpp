@@ -268,9 +268,8 @@ void begin(const AttentionBackwardParams& p, const BackwardItem& item, std::byte
   const ItemKeys keys = keys_of(head, item);
   BumpAllocator allocator(scratch);
   const AttentionBackwardScratch w(allocator, shape_of(p, item));
-  const std::int64_t padded = round_up(max(keys.end - keys.begin, 1), kBlockK);
-  fill(w.dk, padded * Strips(p.d).floats(), 0);
-  fill(w.dv, padded * Strips(p.dv).floats(), 0);
+  fill(w.dk, (keys.end - keys.begin) * Strips(p.d).floats(), 0);
+  fill(w.dv, (keys.end - keys.begin) * Strips(p.dv).floats(), 0);
   fill(w.zero, kWidth, 0);
   vec poison(0.f);
   for (std::int64_t k0 = keys.begin; k0 < keys.end; k0 += kBlockK) {
