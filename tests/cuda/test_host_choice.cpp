@@ -368,19 +368,20 @@ TEST_CASE("cuda host: dS is kept in portions that occupy a GPU, and the largest 
 
 TEST_CASE("cuda host: thread blocks share the keys of long groups on few kv heads, whatever the batch", "[unit]") {
   const auto sharers = [](std::int64_t b, std::int64_t hk, std::int64_t group, std::int64_t tokens,
-                          std::int64_t total = -1) {
+                          const float* lengths = nullptr) {
     AttentionParams p{};
-    p.b = b, p.hk = hk, p.group = group, p.sq = p.sk = tokens, p.total_q = p.total_k = total;
+    p.b = b, p.hk = hk, p.group = group, p.sq = p.sk = tokens, p.total_q = p.total_k = -1, p.k_len.data = lengths;
     return cuda::key_sharers(p);
   };
   for (const std::int64_t b : {1, 2, 64}) {
     CHECK(sharers(b, 4, 7, 1024) == 4);
     CHECK(sharers(b, 4, 7, 4096) == 2);
     CHECK(sharers(b, 2, 8, 4096) == 4);
-    CHECK(sharers(b, 8, 4, 4096) == 1);        // as many thread blocks as occupy a GPU
-    CHECK(sharers(b, 1, 4, 256) == 1);         // too few rows
-    CHECK(sharers(b, 2, 1, 8192) == 1);        // no group
-    CHECK(sharers(b, 4, 7, 4096, 9000) == 1);  // ragged
+    CHECK(sharers(b, 8, 4, 4096) == 1);  // as many thread blocks as occupy a GPU
+    CHECK(sharers(b, 1, 4, 256) == 1);   // too few rows
+    CHECK(sharers(b, 1, 64, 64) == 1);   // one tile of each head
+    CHECK(sharers(b, 2, 1, 8192) == 1);  // no group
+    CHECK(sharers(b, 4, 7, 4096, somewhere(1)) == 1);
   }
 }
 

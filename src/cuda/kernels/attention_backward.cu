@@ -37,7 +37,7 @@ BackwardParams params_of(const AttentionBackwardParams& p, const BackwardRows& r
   return params;
 }
 
-// Launches a kernel for `heads` heads from first_head on. `sharers`: of the same rows or keys.
+// Launches a kernel for `heads` heads from first_head on. `sharers`: thread blocks of a cluster, for the same keys.
 template <class C>
 cudaError_t launch(BackwardParams params, void (*kernel)(BackwardParams), std::int64_t first_head, std::int64_t heads,
                    int sharers, cudaStream_t stream) {
@@ -69,7 +69,6 @@ cudaError_t launch_all(const AttentionBackwardParams& p, const BackwardRows& row
     params.ds_rows = static_cast<int>(portions.row_tiles / p.group);
     for (std::int64_t first = 0; first < key_heads && status == cudaSuccess; first += portions.heads) {
       const std::int64_t heads = std::min(portions.heads, key_heads - first);
-      params.first_kv_head = static_cast<int>(first);
       status = launch<Keys>(params, attention_backward<Keys>, first, heads, sharers, stream);
       if (status == cudaSuccess)
         status =
@@ -84,6 +83,7 @@ cudaError_t launch_all(const AttentionBackwardParams& p, const BackwardRows& row
     status = launch<Keys>(params, attention_backward<Keys>, 0, key_heads, sharers, stream);
   return status;
 }
+
 template <class T>
 cudaError_t launch_tiles(const AttentionBackwardParams& p, const BackwardRows& rows, const DsPortions& portions,
                          int sharers, std::byte* ds, cudaStream_t stream) {

@@ -46,7 +46,7 @@ struct BackwardBlock {
   __device__ int tokens() const { return static_cast<int>(head.len_q); }
   __device__ int keys() const { return static_cast<int>(head.len_k); }
   __device__ std::byte* ds_tile(int h, int key_tile, int row_tile) const {
-    const std::int64_t in_launch = (head.b * p.hk - params.first_kv_head) * p.group + h;
+    const std::int64_t first = params.first_head * (C::kOfKeys ? p.group : 1), in_launch = head.b * p.hq + h - first;
     return params.ds + ((in_launch * params.ds_keys + key_tile) * params.ds_rows + row_tile) * kDsTileBytes;
   }
   // What the math warpgroups need of a tile of rows.

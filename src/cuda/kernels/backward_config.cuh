@@ -44,7 +44,6 @@ struct BackwardParams {
   int section;                   // heads whose tiles are interleaved, so that what they read stays in L2
   std::byte* ds;                 // tiles of dS: [query heads of the launch][tiles of keys][tiles of rows]
   int ds_keys, ds_rows;          // these tiles
-  int first_kv_head;             // of the launch
   int sharers;  // of the same keys: thread blocks of a cluster, which divide the rows' tiles among them
   CUtensorMap q, k, v, dout;
   bool tma;                               // the maps describe all rows; else threads load them

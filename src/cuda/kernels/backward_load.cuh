@@ -40,7 +40,6 @@ struct BackwardLoads {
 
   // The same by TMA, by one thread.
   __device__ void by_tma() const {
-    if (block.tiles == 0) return;  // nobody would wait for own rows: the thread block might end before they arrive
     barrier_arrive_expecting(own_full, 2 * C::kOwnBytes);
     for (int group = 0; group < C::kGroups; ++group)
       box<C::kOfKeys>(own + group * kBackwardTile * 128, C::kOwnPanel, block.q_head, block.own + kBackwardTile * group,

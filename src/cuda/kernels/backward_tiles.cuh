@@ -340,7 +340,10 @@ __global__ void __launch_bounds__(C::kThreads, 1) attention_backward(const __gri
   if (threadIdx.x < 128) {
     registers_decrease<C::kLoadRegisters>();
     const BackwardLoads<C> loads{block, ring, data, own_full};
-    if (!params.tma) loads.by_threads();
+    if (block.tiles == 0) {
+    }  // nobody would wait for own rows, and add_up_cluster() needs their place
+    else if (!params.tma)
+      loads.by_threads();
     else if (threadIdx.x == 0) loads.by_tma();
   } else {
     registers_increase<C::kMathRegisters>();

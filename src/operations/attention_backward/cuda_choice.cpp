@@ -18,12 +18,13 @@ bool is_dense(const AttentionParams& p) {
 
 int key_sharers(const AttentionParams& p) {
   // The parts are added up, so their number may not depend on the batch.
-  constexpr std::int64_t kMinTiles = 24;
+  constexpr std::int64_t kMinTiles = 24, kMinTilesOfHead = 2;
   constexpr int kMaxSharers = 4;  // a cluster of 4 finds room in most of a GPU's multiprocessors
-  if (!is_dense(p) || p.group == 1) return 1;
-  const std::int64_t blocks = p.hk * ceil_div(p.sk, kKeysOfBlock), tiles = p.group * ceil_div(p.sq, kBackwardTile);
+  if (!are_alike(p) || p.group == 1) return 1;  // lengths that the host does not know
+  const std::int64_t blocks = p.hk * ceil_div(p.sk, kKeysOfBlock), tiles = ceil_div(p.sq, kBackwardTile),
+                     most = std::min(tiles / kMinTilesOfHead, p.group * tiles / kMinTiles);
   int sharers = 1;
-  while (sharers < kMaxSharers && sharers * blocks < kMinBlocks && tiles >= 2 * sharers * kMinTiles) sharers *= 2;
+  while (sharers < kMaxSharers && sharers * blocks < kMinBlocks && 2 * sharers <= most) sharers *= 2;
   return sharers;
 }
 

@@ -1,4 +1,4 @@
-// How attention_backward gets dq on a GPU: a pure function of the problem's sizes.
+// How attention_backward divides its work on a GPU: pure functions of the problem's sizes.
 #pragma once
 
 #include <cstdint>
