@@ -197,7 +197,8 @@ void refuse_empty_values(std::span<const char* const> arguments) {
 int run(std::span<const char* const> argv, std::string data_dir) {
   refuse_empty_values(argv);
   CLI::App app{"rapt: attention kernels for CPUs and NVIDIA GPUs", "rapt"};
-  app.footer("The Python package also has: python -m rapt.bench --help, python -m rapt.transformers --help");
+  app.footer(
+      "The Python package with PyTorch also has: python -m rapt.bench --help, python -m rapt.transformers --help");
   Arguments arguments(app, std::move(data_dir));
   try {
     app.parse(static_cast<int>(argv.size()), argv.data());
@@ -209,7 +210,7 @@ int run(std::span<const char* const> argv, std::string data_dir) {
     if (app.get_subcommands().empty() && !unknown.empty()) {
       throw UsageError(fmt::format("{}: no such command or option; see rapt --help", unknown.front()));
     }
-    throw UsageError(error.what());
+    throw UsageError(fmt::format("{}; see rapt --help", error.what()));
   }
   return arguments.run();
 }

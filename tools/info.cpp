@@ -166,7 +166,7 @@ void print_build(const Json& info) {
   std::string label = "ISAs";
   for (const Json& isa : info["isas"]) {
     const std::string state = isa["usable"].get<bool>() ? "usable" : isa["reason"].get<std::string>();
-    line(label, fmt::format("{:<8} {}", isa["name"].get<std::string>(), state));
+    line(label, fmt::format("{:<10} {}", isa["name"].get<std::string>(), state));
     label.clear();
   }
   label = "backends";
@@ -176,7 +176,7 @@ void print_build(const Json& info) {
     usable_backends[backend["name"]] = usable;
     const std::string library = backend["library"], version = backend["version"];
     line(label,
-         fmt::format("{:<8} {}{}", backend["name"].get<std::string>(),
+         fmt::format("{:<10} {}{}", backend["name"].get<std::string>(),
                      library.empty() ? "" : fmt::format("{} (rapt {}): ", library, version.empty() ? "?" : version),
                      usable ? "usable" : backend["reason"].get<std::string>()));
     label.clear();
@@ -186,7 +186,7 @@ void print_build(const Json& info) {
     const std::string reason = executor["reason"];
     const std::string state =
         reason.empty() ? fmt::format("{} workers at once", executor["threads"].get<int>()) : reason;
-    line(label, fmt::format("{:<8} {}", executor["name"].get<std::string>(), state));
+    line(label, fmt::format("{:<10} {}", executor["name"].get<std::string>(), state));
     label.clear();
   }
   std::size_t width = 0;

@@ -41,6 +41,10 @@ _PAD = ": pad the sequence to a multiple of the ranks, twice that if balanced"
 _LENGTH = 32  # entries, padded: ranks that call different methods can compare
 
 
+class LostRank(RuntimeError):
+    """Another rank has ended, or does not call."""
+
+
 class Ranks(NamedTuple):
     held: weakref.ref[Any]  # autograd keeps this: a group with threads must not outlive destroy_process_group()
     rank: int
@@ -108,7 +112,7 @@ class Ranks(NamedTuple):
         except RuntimeError as error:
             ranks = self.numbers
             named = ", ".join(map(str, ranks)) if self.size <= 16 else f"{ranks[0]} to {ranks[-1]}, {self.size} in all"
-            raise RuntimeError(
+            raise LostRank(
                 f"rapt.distributed.{self.method}: rank {ranks[self.rank]} lost another rank of its group (ranks "
                 f"{named}). That rank has ended, raised an error or not called within the group's timeout. "
                 f"End all ranks. {error}"
@@ -178,7 +182,8 @@ def agree(ranks: Ranks, call: Call | None, error: Exception | None, own_size: in
         if error is not None:
             raise error
         return [own_size]
-    sent = torch.zeros(_LENGTH + 1, dtype=torch.int64, device="cpu")  # begins with 0: this rank has an error
+    # Begins with 0 if this rank has an error, with -1 if it lost another.
+    sent = torch.full((_LENGTH + 1,), -isinstance(error, LostRank), dtype=torch.int64, device="cpu")
     if error is None:
         try:
             own = [1, *map(_number, (call or {}).values())]
@@ -197,6 +202,8 @@ def agree(ranks: Ranks, call: Call | None, error: Exception | None, own_size: in
     if all(row[:-1] == own[:-1] for row in rows):
         return [row[-1] for row in rows]
     for rank, row in zip(ranks.numbers, rows):
+        if row[0] < 0:
+            raise LostRank(f"rapt.distributed.{ranks.method}: rank {rank} lost another rank, and says why. End all ranks")
         if row[0] == 0:
             raise ValueError(f"group: rank {rank} refuses its arguments, and says why; wanted valid ones on every rank")
     for i, (name, mine) in enumerate(call.items(), 1):

@@ -16,9 +16,9 @@ from rapt._distributed_parts import in_parts, in_sequence
 def readers(hq: int, hk: int, size: int) -> int:
     """The number of ranks that read a key head. Raises if ranks would have unequal numbers of heads."""
     if hq % size != 0:
-        raise ValueError(f"q: got {hq} heads over {size} ranks; wanted a multiple of {size}, or ring_attention")
+        raise ValueError(f"q: got {hq} heads over {size} ranks; wanted a multiple of {size}, or ring_attention over one dimension")
     if hk % size != 0 and size % hk != 0:
-        wanted = f"a multiple or a divisor of {size}, or ring_attention"
+        wanted = f"a multiple or a divisor of {size}, or ring_attention over one dimension"
         raise ValueError(f"k: got {hk} heads over {size} ranks; wanted {wanted}")
     return max(size // hk, 1)
 

@@ -15,6 +15,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 import rapt
 from rapt import _distributed_ring
@@ -372,6 +373,15 @@ def nothing_hangs(rank, ranks):
             ring_attention(q, k, v, group=groups[0])
         assert time.monotonic() - begin < 30
     dist.barrier()
+    if ranks == 4:  # over a mesh, also the rank that shares no dimension with the last
+        ids = ((0, 2), (1, 3), (0, 1), (2, 3))
+        sides = [dist.new_group(list(some), timeout=timedelta(seconds=2)) for some in ids]
+        own, places = [sides[rank % 2], sides[2 + rank // 2]], torch.arange(4).view(2, 2)
+        mesh = DeviceMesh.from_group(own, q.device.type, mesh=places, mesh_dim_names=("keys", "heads"))
+        if not last:
+            with raises(RuntimeError, "rapt.distributed.ring_attention: rank"):
+                ring_attention(q, k, v, group=mesh)
+        dist.barrier()
     dies = mock.patch.object(_distributed_ring, "forward", lambda *args, **given: os._exit(0))
     with dies if last else contextlib.nullcontext(), raises(RuntimeError, "rapt.distributed.ring_attention: rank"):
         ring_attention(q, k, v, group=groups[1])

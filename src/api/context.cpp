@@ -43,7 +43,7 @@ EntryInfo usable_entry(const char* argument, const std::string& name) {
   if (!entry) {
     std::vector<std::string> names;
     for (const EntryInfo& info : entries()) names.push_back(info.name);
-    std::string wanted = "an entry that `rapt info` or `python -m rapt info` lists", separator = " (perhaps ";
+    std::string wanted = "an entry that `rapt info` lists", separator = " (perhaps ";
     for (const std::string& similar : nearest_names(name, names)) wanted += separator + similar, separator = ", ";
     throw Error(argument, "\"" + name + "\"", wanted + (separator == ", " ? ")" : ""));
   }

@@ -19,7 +19,7 @@ bool is_dense(const AttentionParams& p) {
 int key_sharers(const AttentionParams& p) {
   // The parts are added up, so their number may not depend on the batch.
   constexpr std::int64_t kMinTiles = 24, kMinTilesOfHead = 2;
-  constexpr int kMaxSharers = 4;  // a cluster of 4 finds room in most of a GPU's multiprocessors
+  constexpr int kMaxSharers = 4;                // a cluster of 4 finds room in most of a GPU's multiprocessors
   if (!are_alike(p) || p.group == 1) return 1;  // lengths that the host does not know
   const std::int64_t blocks = p.hk * ceil_div(p.sk, kKeysOfBlock), tiles = ceil_div(p.sq, kBackwardTile),
                      most = std::min(tiles / kMinTilesOfHead, p.group * tiles / kMinTiles);

@@ -80,7 +80,7 @@ class RaptConan(ConanFile):
     def package(self):
         terms = [("LICENSE", ""), ("xsimd.txt", "notices")]
         if self.options.with_tools:
-            terms += [(name + ".txt", "notices") for name in ("CLI11", "Eigen3", "nlohmann_json")]
+            terms += [(name + ".txt", "notices") for name in ("CLI11", "Eigen3", "fmt", "nlohmann_json")]
         if self.options.with_cuda:  # librapt_cuda contains the CUDA runtime
             terms.append(("NOTICE", "python/cuda"))
         for name, folder in terms:
