@@ -64,7 +64,7 @@ class Info(CliTest):
         self.assertEqual(fake["backends"][1], wanted)
         self.assertIn("attention.fake.cuda", [entry["name"] for entry in fake["entries"]])
         text = self.run_ok("info", RAPT_CUDA_LIBRARY=file)
-        self.assertIn(f"cuda     {file} (rapt {version}): usable\n", text)
+        self.assertIn(f"cuda       {file} (rapt {version}): usable\n", text)
         self.assertIn(f"RAPT_CUDA_LIBRARY {file} (environment)\n", text)
         missed = rapt("info", "--problem", "device=cuda d=16", RAPT_CUDA_LIBRARY="/nowhere.so")
         self.assertEqual(missed.returncode, 2)
