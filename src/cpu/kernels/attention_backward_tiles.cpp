@@ -252,7 +252,9 @@ void add_rows(const AttentionBackwardParams& p, const BackwardItem& item, std::i
     RowChunk& chunk = rows[i];
     if (!chunk.started) fill(chunk.ot, w.d * kChunk, 0);
     chunk.started = true;
-    const bool is_last = chunk.low >= chunk.high ? item.key_begin == 0 || first_key == end_key : end_key >= chunk.high;
+    // Rows without keys end with the others of their block.
+    const std::int64_t last = chunk.low < chunk.high ? chunk.high : high;
+    const bool is_last = low < high ? end_key >= last : item.key_begin == 0 || first_key == end_key;
     if (item.split || !is_last) continue;
     if (p.grad_q) store_rows(p.grad_q, head, chunk, p.d, p.scale);
     if (item.sink_sums || item.slope_sums) store_row_sums(p, head, chunk, chunk.neg_delta, chunk.dslope, item);

@@ -228,6 +228,7 @@ class DeltaRuleBackwardRunner : DeltaRuleBackwardPart {
     const float *const e = w_.e_of[t], *const ku = w_.ku[t], *const own_dku = w_.own_dku[t],
                        *const own_read = w_.own_read + t * p_.reads;
     const Matrix left = w_.left.from(t * w_.per_token), dleft = w_.dleft.from(t * w_.per_token);
+    const bool decays_zeros = token == 0 && !p_.initial;
     for (std::int64_t c = 0; c < w_.d; c += kLanes) {
       vec dku = load(w_.dku[t] + c) + load(own_dku + c), reads = load(w_.reads + c) - load(ku + c) * load(own_dku + c);
       for (std::int64_t r = 0; r < w_.per_token; ++r) reads = fma(load(left[r] + c), load(dleft[r] + c), reads);
@@ -235,7 +236,7 @@ class DeltaRuleBackwardRunner : DeltaRuleBackwardPart {
       vec dk = dku / load(e + c);
       if (p_.has_delta) dk = dk - load(dleft[p_.reads] + c) * load(e + c);
       store(w_.gradient + c, dk);
-      const auto is_zero = load(w_.decay[t] + c) == vec(0.f);
+      const auto is_zero = (decays_zeros ? vec(0.f) : load(w_.decay[t] + c)) == vec(0.f);
       store(w_.reads + c, xsimd::select(is_zero, vec(0.f), reads));
       store(w_.across[t] + c, xsimd::select(is_zero, vec(0.f), load(w_.across[t] + c) + reads));
     }

@@ -152,6 +152,23 @@ TEST_CASE("backward: rows that see one key get nothing but dlse", "[kernel]") {
   on_every_entry(part, [&] { CHECK(zeros_of(part.dq) < part.dq.size() / 8); });
 }
 
+// The keys of the first threads are seen by no row of the last blocks.
+TEST_CASE("backward: rows that see no key, beside others that do", "[kernel]") {
+  const DType dtype = GENERATE(DType::f32, DType::bf16, DType::f16);
+  for (const char* words :
+       {"sq=450 sk=300 d=64 window=40,10 align=0", "hq=4 hk=1 sq=450 sk=300 d=128 window=40,0 align=0"}) {
+    BackwardCase c(typed_backward(words, dtype), 4);
+    const BackwardReference reference = oracle_backward(c.args());
+    for (const std::string& entry : every_entry(c.problem))
+      for (const int threads : {1, 2, 4}) {
+        INFO(entry << " on " << threads << ": " << c.problem.to_string());
+        c.clear();
+        c.run(forced(entry, std::make_shared<ThreadExecutor>(threads), threads));
+        CHECK(c.verdict(reference).violation == "");
+      }
+  }
+}
+
 TEST_CASE("backward: head dimensions", "[kernel][long]") {
   for (std::size_t i = 0; i < std::size(kHeadDims); ++i)
     for (const std::size_t turn : {0, 1, 2, 3}) {

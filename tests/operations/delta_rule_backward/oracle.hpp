@@ -32,7 +32,8 @@ namespace rapt::testing {
 /// element's squared terms, + |sum|; e in a term counts with its own m.
 ///
 /// dg may be summed up from later tokens, as dg_t = dg_t+1 + q dq - k (G (beta e) + S~ de), over 24 of them at most
-/// before a sum starts anew from rowsum((G - k de^T) S~). What S and G are off by changes terms that cancel alike, so
+/// before a sum starts anew from rowsum((G - k de^T) S~), or from both ends of so many, without what is in neither
+/// sum. What S and G are off by changes terms that cancel alike, so
 /// that each counts with what it is rounded by:
 ///
 ///     sigma = u sqrt(N) M + u sqrt((d + dv) / 12 + r) sqrt(sum of the squared m of dg_i - dg_i+1, i from t to t + 23)
