@@ -55,7 +55,8 @@ def test_the_demonstration_finds_its_recordings():
 def test_it_names_an_entry_before_it_runs_and_an_interrupt_ends_it():
     long = [*COMMAND, "check", "--problem", "hq=8 sq=16384 d=64", "--seeds", "9"]
     buffered = {**os.environ, "PYTHONUNBUFFERED": ""}
-    with subprocess.Popen(long, env=buffered, stdout=subprocess.PIPE, text=True) as command:
+    heeds = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # also if this process ignores it, as under nohup
+    with subprocess.Popen(long, env=buffered, stdout=subprocess.PIPE, text=True, preexec_fn=heeds) as command:
         assert command.stdout.readline().startswith("problem ") and command.stdout.readline().startswith("attention_")
         command.send_signal(signal.SIGINT)
         assert command.wait(60) == -signal.SIGINT and command.stdout.read() == ""
