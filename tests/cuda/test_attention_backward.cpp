@@ -22,6 +22,19 @@ void each_entry(const AttentionBackwardProblem& problem, const Test& test) {
   }
 }
 
+// Each entry that is not naive gives the sequences of a batch the bits that they have alone.
+void check_alone(BackwardCase& all) {
+  each_entry(all.problem, [&](const std::string& entry) {
+    if (info_of(entry).phase == Phase::naive) return;
+    all.clear();
+    all.run(forced(entry));
+    const auto together = bits_of(all);
+    all.clear();
+    for (std::int64_t b = 0; b < all.problem.b; ++b) run(one_sequence(all.args(), b), forced(entry));
+    CHECK((bits_of(all) == together));
+  });
+}
+
 }  // namespace
 
 // Warpgroups of 64 rows or keys, tiles of 64, thread blocks of 128 and 256, and what is hidden from a part of them.
@@ -78,27 +91,12 @@ TEST_CASE("cuda: gradients of groups whose rows are shared", "[kernel][long]") {
                             "hq=12 hk=1 sq=450 d=60 causal", "hq=12 hk=1 sq=450 sk=1 d=64"}) {
     BackwardCase all(typed_backward(words, dtype), 4, Placement::heap, {}, kLibrary);
     check_backward(all.problem, 4);
-    each_entry(all.problem, [&](const std::string& entry) {
-      all.clear();
-      all.run(forced(entry));
-      const auto together = bits_of(all);
-      all.clear();
-      for (std::int64_t b = 0; b < all.problem.b; ++b) run(one_sequence(all.args(), b), forced(entry));
-      CHECK((bits_of(all) == together));
-    });
+    check_alone(all);
   }
 }
 
 // dS of 144 heads of 1024 rows and keys takes more than 256 MiB.
 TEST_CASE("cuda: gradients whose dS is kept in portions", "[kernel][long]") {
   BackwardCase all(typed_backward("b=9 hq=16 sq=1024 d=64 causal", DType::bf16), 5, Placement::heap, {}, kLibrary);
-  each_entry(all.problem, [&](const std::string& entry) {
-    if (info_of(entry).phase == Phase::naive) return;
-    all.clear();
-    all.run(forced(entry));
-    const auto together = bits_of(all);
-    all.clear();
-    for (std::int64_t b = 0; b < all.problem.b; ++b) run(one_sequence(all.args(), b), forced(entry));
-    CHECK((bits_of(all) == together));
-  });
+  check_alone(all);
 }

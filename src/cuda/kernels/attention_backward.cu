@@ -44,7 +44,7 @@ cudaError_t launch(BackwardParams params, void (*kernel)(BackwardParams), std::i
   const AttentionBackwardParams& p = params.p;
   params.sharers = sharers;
   params.first_head = static_cast<int>(first_head), params.heads = static_cast<int>(heads);
-  params.tiles = static_cast<int>(C::kOfKeys ? Blocking<C::kOwn>::blocks(p) : Tiling<C::kOwn, true>::tiles(p));
+  params.tiles = static_cast<int>(C::kOfKeys ? Blocking<C::kOwn>::blocks(p) : QueryHeadTiling<C::kOwn>::tiles(p));
   // As many heads as keep their other side within half of L2.
   constexpr std::int64_t kBytes = 24 << 20;
   const std::int64_t others = C::kOfKeys ? std::max(p.sq, p.total_q) * p.group : std::max(p.sk, p.total_k);

@@ -10,7 +10,7 @@ namespace rapt::cuda {
 // keys, and each meets some of the tiles of every head.
 template <class C>
 struct BackwardBlock {
-  using Rows = Tiling<C::kOwn, true>;
+  using Rows = QueryHeadTiling<C::kOwn>;
   using Keys = Blocking<C::kOwn>;
 
   const BackwardParams& params;
@@ -42,7 +42,7 @@ struct BackwardBlock {
   __device__ explicit BackwardBlock(const BackwardParams& params) : BackwardBlock(params, find(params)) {}
 
   // The thread block's number in its cluster.
-  __device__ static int rank(const BackwardParams& params) { return static_cast<int>(blockIdx.x) % params.sharers; }
+  __device__ int rank() const { return static_cast<int>(blockIdx.x) % params.sharers; }
   __device__ int tokens() const { return static_cast<int>(head.len_q); }
   __device__ int keys() const { return static_cast<int>(head.len_k); }
   __device__ std::byte* ds_tile(int h, int key_tile, int row_tile) const {
@@ -94,8 +94,8 @@ struct BackwardBlock {
     other = from / kBackwardTile * kBackwardTile,
     tiles = from < to ? (to - other + kBackwardTile - 1) / kBackwardTile : 0;
     if constexpr (C::kGrouped) {
-      const int first = tiles * rank(params) / params.sharers;
-      tiles = tiles * (rank(params) + 1) / params.sharers - first, other += first * kBackwardTile;
+      const int first = tiles * rank() / params.sharers;
+      tiles = tiles * (rank() + 1) / params.sharers - first, other += first * kBackwardTile;
     }
   }
 };

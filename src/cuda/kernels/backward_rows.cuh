@@ -7,7 +7,7 @@
 
 namespace rapt::cuda {
 
-using BackwardTiling = Tiling<kBackwardTile, true>;
+using BackwardTiling = QueryHeadTiling<kBackwardTile>;
 using BackwardBlocking = Blocking<kBackwardTile>;
 
 // What a tile's rows need. dS = P (dP * dp_factor - delta), P = 2^(score - lse_log2). dp_factor is 1; it is 0 for a row

@@ -287,13 +287,13 @@ struct BackwardMath {
 #pragma unroll
       for (int i = 0; i < kSums; i += 4) f(sums + i, at + i * 1024), f(value_sums + i, at + (kSums + i) * 1024);
     };
-    if (block.rank(block.params) > 0)
+    if (block.rank() > 0)
       for_each_four([](const float* x, std::uint32_t to) {
         store16(to, {__float_as_uint(x[0]), __float_as_uint(x[1]), __float_as_uint(x[2]), __float_as_uint(x[3])});
       });
     cluster_sync();
 #pragma unroll 1
-    for (int rank = 1; rank < sharers && block.rank(block.params) == 0; ++rank)
+    for (int rank = 1; rank < sharers && block.rank() == 0; ++rank)
       for_each_four([&](float* x, std::uint32_t from) {
         const float4 part = cluster_load16(in_cluster(from, rank));
         x[0] += part.x, x[1] += part.y, x[2] += part.z, x[3] += part.w;
@@ -303,7 +303,7 @@ struct BackwardMath {
 
   // Stores the warpgroup's gradients, and marks those that are not finite.
   __device__ void store() const {
-    if (C::kGrouped && block.rank(block.params) > 0) return;
+    if (C::kGrouped && block.rank() > 0) return;
     const auto& p = block.p;
     GradientRows<C> rows{block, first};
     if constexpr (kOfKeys) {
@@ -340,11 +340,13 @@ __global__ void __launch_bounds__(C::kThreads, 1) attention_backward(const __gri
   if (threadIdx.x < 128) {
     registers_decrease<C::kLoadRegisters>();
     const BackwardLoads<C> loads{block, ring, data, own_full};
+    // Without tiles nobody would wait for own rows, and add_up_cluster() needs their place.
     if (block.tiles == 0) {
-    }  // nobody would wait for own rows, and add_up_cluster() needs their place
-    else if (!params.tma)
+    } else if (!params.tma) {
       loads.by_threads();
-    else if (threadIdx.x == 0) loads.by_tma();
+    } else if (threadIdx.x == 0) {
+      loads.by_tma();
+    }
   } else {
     registers_increase<C::kMathRegisters>();
     const int group = uniform(threadIdx.x / 128 - 1);

@@ -182,6 +182,9 @@ struct Tiling {
   }
 };
 
+template <int kRows>
+using QueryHeadTiling = Tiling<kRows, true>;
+
 // Keys in blocks of kKeys, cut at multiples of kKeys from key 0 of a sequence and numbered from the first block that
 // has keys. Every sequence has at least one.
 template <int kKeys>
