@@ -94,7 +94,7 @@ TEST_CASE("cuda: delta_rule has one token's bits in both kernels, however states
 }
 
 TEST_CASE("cuda: delta_rule gives a state the same bits beside few or many others", "[kernel]") {
-  // Thread blocks have halves of states here, and whole ones there.
+  // 144 and 160 states: some thread blocks begin when others end.
   for (const char* words : {"dtype=bf16 b=9 hq=16 t=50 d=128 decay=channel gate beta l2norm state",
                             "dtype=bf16 b=10 hq=16 t=50 d=40 dv=100 decay=head beta state"})
     for (const std::string& entry : every_entry(problem_of(words))) {

@@ -85,22 +85,34 @@ class ChunkFactors {
     if (beta_) beta_own_ = beta_.one(own);
   }
 
-  // The record of the chunk from `token` on, which is loaded. Loads the one from `next` on meanwhile.
-  __device__ void write(const Record& record, std::int64_t token, std::int64_t next) {
+  // The record of the chunk from `token` on, which is loaded. Loads the one from `next` on meanwhile. One thread calls
+  // `done` when the record is whole.
+  template <class Done>
+  __device__ void write(const Record& record, std::int64_t token, std::int64_t next, const Done& done) {
     copy_wait<0>();
     __syncwarp();
+    if (!is_common_ || token + kChunk > count_ || make_products<true>(record, kChunk) != 0) write_some(record, token);
+    load(next);
+    // The warps in turn: each has other chunks to prepare meanwhile.
+    turn_ = (turn_ + 1) % 4;
+    if (warp_ != turn_) return;
+    invert(record);
+    fence_async_proxy();
+    __syncwarp();
+    if (lane_ == 0) done();
+  }
+
+ private:
+  // The record of the chunk's tokens that products take, of any decays.
+  __device__ void write_some(const Record& record, std::int64_t token) {
     int rows = static_cast<int>(min(std::int64_t{kChunk}, count_ - token));
-    while (const unsigned left_out = make_products(record, rows)) {
+    while (const unsigned left_out = make_products<false>(record, rows)) {
       if (rows == 0) break;
       rows = min(__ffs(static_cast<int>(left_out)) - 1, rows - 1);
       if (warp_ < Memory::kWarps) clear_rows(rows);
     }
-    load(next);
-    // The warps in turn: each has other chunks to prepare meanwhile.
-    if (warp_ == static_cast<int>(token / kChunk / 2 % 4)) invert(record);
   }
 
- private:
   // Rows of the chunk to shared memory, the warp's 32 channels, of kSize bytes each.
   template <int kSize>
   __device__ void load_whole_rows(std::uint32_t to, const HeadRows& rows, std::int64_t token) const {
@@ -149,14 +161,18 @@ class ChunkFactors {
     return (half_ * kHalf + r) * size * kD + (channel_ * size / 16 ^ r ^ half_ * 4) * 16 + channel_ * size % 16;
   }
 
-  // Returns rows, as bits, that are to be left out; 0 if there are none.
+  // Returns rows, as bits, that are to be left out; 0 if there are none. kCommon: without what is seldom needed, which
+  // would stand between the instructions of every chunk; not 0 if it is needed.
+  template <bool kCommon>
   __device__ unsigned make_products(const Record& record, int rows) {
     beta_now_ = lane_ % 16 < rows ? (beta_ && p_.has_delta ? head_.beta(beta_own_.one(beta_.type)) : 1.f) : 0.f;
     unsigned found = 0;  // rows: strong ones, and those to leave out in the upper half
     if (const unsigned out = __ballot_sync(~0u, !(abs_of(beta_now_) <= kMaxBeta))) found = out << 16;
-    if (warp_ < Memory::kWarps) found |= write_rows(record, rows);
-    if (lane_ == 0) store4(memory_.found() + warp_ * 4, found);
-    if (any_of_warpgroup(barrier_, found != 0)) {
+    if (warp_ < Memory::kWarps) found |= write_rows<kCommon>(record, rows);
+    if (!kCommon && lane_ == 0) store4(memory_.found() + warp_ * 4, found);
+    is_common_ = !any_of_warpgroup(barrier_, found != 0);
+    if (!is_common_) {
+      if constexpr (kCommon) return ~0u;
       const float4 all = load16(memory_.found());
       found = __float_as_uint(all.x) | __float_as_uint(all.y) | __float_as_uint(all.z) | __float_as_uint(all.w);
       if (found & 0xffff) {
@@ -167,8 +183,10 @@ class ChunkFactors {
     const unsigned strong = from_first(found & 0xff) & 0xff | from_first(found & 0xff00) & 0xff00;
     if (warp_ == 3) write_scalars(record, rows);
     unsigned out = found & 0xffff0000;
-    if (warp_ < 3) out |= finish_products(record, warp_, strong);
-    return any_of_warpgroup(barrier_, out != 0) ? find_left_out(out, rows) : 0;
+    if (warp_ < 3) out |= finish_products<kCommon>(record, warp_, strong);
+    fence_async_proxy();
+    if (!any_of_warpgroup(barrier_, out != 0)) return 0;
+    return kCommon ? ~0u : find_left_out(out, rows);
   }
   // The lowest bit, and the seven above it.
   __device__ static unsigned from_first(unsigned bits) {
@@ -226,6 +244,7 @@ class ChunkFactors {
 
   // The rows that products need, and what the warp has of the products within the chunk. Returns strong rows, and in
   // the upper half those to leave out.
+  template <bool kCommon>
   __device__ unsigned write_rows(const Record& record, int rows) {
     float2 g[kHalf];
     if constexpr (kChannelDecay) {
@@ -236,7 +255,7 @@ class ChunkFactors {
 #pragma unroll
       for (int r = 0; r < kHalf; ++r) g[r].x = g[r].y = __shfl_sync(~0u, own, kHalf * half_ + r);
     }
-    if (rows < kChunk) {
+    if (!kCommon && rows < kChunk) {
 #pragma unroll
       for (int r = 0; r < kHalf; ++r)
         if (kHalf * half_ + r >= rows) g[r] = make_float2(0, 0);
@@ -251,11 +270,12 @@ class ChunkFactors {
     unsigned found = 0;
     // Without growth the sum is the least.
     const bool in_range = max_g <= 0 && sum[0] >= -kMaxDecay && sum[1] >= -kMaxDecay;
-    const bool all_in_range = __all_sync(~0u, in_range);
-    if (!all_in_range) found = __reduce_or_sync(~0u, find_rows(g));
+    if (const bool all_in_range = __all_sync(~0u, in_range); !all_in_range) {
+      if constexpr (kCommon) return ~0u;
+      found = __reduce_or_sync(~0u, find_rows(g));
+    }
     if (p_.l2norm) sum_squares();
-    if (all_in_range) write_products<false>(record, in_range);
-    else write_products<true>(record, in_range);
+    write_products<!kCommon>(record, in_range);
     __syncwarp();
     multiply_rows(record);
     return found;
@@ -397,6 +417,7 @@ class ChunkFactors {
 
   // Adds up what warps have of a tile; A to interactions(), P to the record. Returns rows that are to be left out: of
   // P, and in the upper half of A.
+  template <bool kCommon>
   __device__ unsigned finish_products(const Record& record, int tile, unsigned strong) const {
     const int row = lane_ / 4 + (tile > 0 ? kHalf : 0), column = lane_ % 4 * 2 + (tile == 2 ? kHalf : 0);
     float4 sum = make_float4(0, 0, 0, 0);  // two of A, two of P
@@ -405,7 +426,7 @@ class ChunkFactors {
       const float4 x = load16(memory_.sums() + ((tile * 4 + w) * 32 + lane_) * 16);
       sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
     }
-    if (tile != 1 && (strong >> row & 1)) {
+    if (!kCommon && tile != 1 && (strong >> row & 1)) {
       sum = make_float4(0, 0, 0, 0);
       for (int w = 0; w < Memory::kWarps; ++w) {
         const std::uint32_t at = memory_.strong() + ((w * 2 * kChunk + row) * kHalf + column % kHalf) * 4;
@@ -467,7 +488,9 @@ class ChunkFactors {
   float bias_[2];
   FourElements g_own_{}, beta_own_{};  // of the token of row lane % 16
   float beta_now_ = 0;
-  float m_[kHalf][2];  // sums of log decays from the half's start
+  int turn_ = 0;           // the warp that inverts
+  bool is_common_ = true;  // the chunk before, and so, most likely, this one
+  float m_[kHalf][2];      // sums of log decays from the half's start
 };
 
 }  // namespace rapt::cuda

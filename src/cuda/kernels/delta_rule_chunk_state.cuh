@@ -39,7 +39,6 @@ class ChunkState {
       x = is_there ? cuda::load(rows.data, rows.type, rows.at(slot, h_) + c * rows.d_stride + column * rows.dv_stride)
                    : 0;
     });
-    round();
   }
   __device__ void store(const StateRows& rows, std::int64_t slot) {
     if (!rows || slot < 0) return;
@@ -51,14 +50,8 @@ class ChunkState {
 
   // Starts loading v of the chunk from `token` on.
   __device__ void load_values(std::int64_t token) {
-    if (whole_pairs_ && token + kChunk <= count_) {
-      const auto* const from =
-          static_cast<const std::uint16_t*>(v_.first) + (token + lane_ / 4) * v_.token_stride + pair_column(0);
-#pragma unroll
-      for (int n = 0; n < 2; ++n)
-#pragma unroll
-        for (int i = 0; i < 2; ++i)
-          v_ahead_[n][i] = __ldg(reinterpret_cast<const std::uint32_t*>(from + 8 * n * v_.token_stride + 8 * i));
+    if (has_whole_values(token)) {
+      load_whole_values(token);
       return;
     }
 #pragma unroll
@@ -70,11 +63,21 @@ class ChunkState {
       }
   }
 
-  // What the chunk's tokens, of which `rows` are in the record, do to the state, and read from it. `done` is called
-  // when the record is not needed any more.
+  // What a chunk did that its common case leaves to finish().
+  struct Rest {
+    int rows;
+    int unknown_from[2];  // token of the chunk, in either column
+    bool any_unknown;
+    float out[2][4];
+  };
+
+  // What the chunk's tokens, of which some are in the record, do to the state, and read from it. `done` is called when
+  // the record is not needed any more. Returns whether finish() is to be called; what it does is seldom needed, and
+  // would stand between the instructions of every chunk.
   template <class Done>
-  __device__ void advance(const Record& record, std::int64_t token, const Done& done) {
-    const int rows = static_cast<int>(__float_as_uint(load4(record.count())));
+  __device__ bool advance(const Record& record, std::int64_t token, Rest& rest, const Done& done) {
+    round();
+    rest.rows = static_cast<int>(__float_as_uint(load4(record.count())));
     float sums[16] = {};  // of predictions, then of read-outs
     wgmma_fence();
 #pragma unroll
@@ -83,10 +86,12 @@ class ChunkState {
                                matrix_at(record.rows() + step / 4 * Record::kPanelBytes) + step % 4 * 2, step > 0);
     wgmma_commit();
     decay(record);
-    float u[2][4], out[2][4];
-    int unknown_from[2] = {kChunk, kChunk};  // token of the chunk, in either column
-    take_values(u, rows);
-    load_values(token + kChunk);
+    float u[2][4];
+    float(&out)[2][4] = rest.out;
+    rest.unknown_from[0] = rest.unknown_from[1] = kChunk;
+    take_values(u, rest.rows);
+    const bool is_next_whole = has_whole_values(token + kChunk);
+    if (is_next_whole) load_whole_values(token + kChunk);
     float prediction_factor[2][2], output_factor[2][2];
     load_factors(prediction_factor, record.prediction_factors()), load_factors(output_factor, record.output_factors());
     std::uint32_t inverse[4], weights[4];
@@ -103,11 +108,11 @@ class ChunkState {
       }
     std::uint32_t fragment[4];
     to_fragment(fragment, u);
-    bool any_unknown = take_out(fragment, unknown_from);
+    rest.any_unknown = take_out(fragment, rest.unknown_from);
     zero(u);
     multiply(u[0], fragment, inverse[0], inverse[1]), multiply(u[1], fragment, inverse[2], inverse[3]);
     to_fragment(fragment, u);
-    any_unknown |= take_out(fragment, unknown_from);
+    rest.any_unknown |= take_out(fragment, rest.unknown_from);
     float write_factor[2][2];
     load_factors(write_factor, record.write_factors());
 #pragma unroll
@@ -121,20 +126,28 @@ class ChunkState {
     wgmma_ab<__nv_bfloat16>(s_, written, matrix_at(record.writes(), Record::kWritePanelBytes), 1);
     wgmma_commit();
     multiply(out[0], fragment, weights[0], weights[1]), multiply(out[1], fragment, weights[2], weights[3]);
-    if (any_unknown) make_unknown(out, unknown_from);
-    store_out(out, token, rows);
+    const bool is_common =
+        (is_next_whole || token + kChunk >= count_) && whole_pairs_ && rest.rows == kChunk && !rest.any_unknown;
+    if (is_common) store_whole_out(out, token);
     wgmma_wait<0>();
     pin(s_);
     done();
-    if (any_unknown) {
+    return !is_common;
+  }
+  // The chunk's record may be another one's by now.
+  __device__ void finish(std::int64_t token, Rest& rest) {
+    load_values(token + kChunk);
+    if (rest.any_unknown) make_unknown(rest.out, rest.unknown_from);
+    if (whole_pairs_ && rest.rows == kChunk) store_whole_out(rest.out, token);
+    else store_out(rest.out, token, rest.rows);
+    if (rest.any_unknown) {
 #pragma unroll
       for (int i = 0; i < 2; ++i)
-        if (unknown_from[i] < kChunk)
+        if (rest.unknown_from[i] < kChunk)
 #pragma unroll
           for (int j = 0; j < kD / 2; j += 4) s_[j + 2 * i] = s_[j + 2 * i + 1] = not_a_number();
     }
-    for (std::int64_t at = token + rows; at < min(token + kChunk, count_); ++at) recur(at);
-    round();
+    for (std::int64_t at = token + rest.rows; at < min(token + kChunk, count_); ++at) recur(at);
   }
 
  private:
@@ -223,23 +236,35 @@ class ChunkState {
         if (8 * n + lane_ % 4 * 2 + i % 2 >= unknown_from[i / 2]) out[n][i] = not_a_number();
   }
 
+  __device__ bool has_whole_values(std::int64_t token) const {
+    return whole_pairs_ && token + kChunk <= count_;
+  }
+  __device__ void load_whole_values(std::int64_t token) {
+    const auto* const from =
+        static_cast<const std::uint16_t*>(v_.first) + (token + lane_ / 4) * v_.token_stride + pair_column(0);
+#pragma unroll
+    for (int n = 0; n < 2; ++n)
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        v_ahead_[n][i] = __ldg(reinterpret_cast<const std::uint32_t*>(from + 8 * n * v_.token_stride + 8 * i));
+  }
+
+  __device__ void store_whole_out(const float (&out)[2][4], std::int64_t token) const {
+    auto* const first = static_cast<std::uint16_t*>(const_cast<void*>(p_.out.data)) + out_offset_ +
+                        (token + lane_ / 4) * p_.out.stride.s + pair_column(0);
+    const bool is_bf16 = p_.out.type == DType::bf16;
+#pragma unroll
+    for (int n = 0; n < 2; ++n)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float* const x = out[n] + 2 * i;
+        *reinterpret_cast<std::uint32_t*>(first + 8 * n * p_.out.stride.s + 8 * i) =
+            transpose(is_bf16 ? pack<__nv_bfloat16>(x[0], x[1]) : pack<__half>(x[0], x[1]));
+      }
+  }
   __device__ void store_out(const float (&out)[2][4], std::int64_t token, int rows) const {
     void* const to = const_cast<void*>(p_.out.data);
     const Strides& stride = p_.out.stride;
-    if (whole_pairs_ && rows == kChunk) {
-      auto* const first =
-          static_cast<std::uint16_t*>(to) + out_offset_ + (token + lane_ / 4) * stride.s + pair_column(0);
-      const bool is_bf16 = p_.out.type == DType::bf16;
-#pragma unroll
-      for (int n = 0; n < 2; ++n)
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const float* const x = out[n] + 2 * i;
-          *reinterpret_cast<std::uint32_t*>(first + 8 * n * stride.s + 8 * i) =
-              transpose(is_bf16 ? pack<__nv_bfloat16>(x[0], x[1]) : pack<__half>(x[0], x[1]));
-        }
-      return;
-    }
 #pragma unroll
     for (int n = 0; n < 2; ++n)
 #pragma unroll

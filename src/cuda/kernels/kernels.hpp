@@ -129,7 +129,6 @@ inline constexpr KernelFacts kDeltaRuleDecodeFacts = {.operation = Operation::de
                                                       .dtypes = kFloatTypes,
                                                       .max_head_dim = 128,
                                                       .max_value_head_dim = 128};
-inline constexpr std::int64_t kDeltaRulePrefillColumns = 64;  // of a state, that a warpgroup has
 inline constexpr KernelFacts kDeltaRulePrefillFacts = {.operation = Operation::delta_rule,
                                                        .phase = Phase::prefill,
                                                        .arithmetic = "bf16",
@@ -137,8 +136,7 @@ inline constexpr KernelFacts kDeltaRulePrefillFacts = {.operation = Operation::d
                                                        .max_head_dim = 128,
                                                        .max_value_head_dim = 128};
 cudaError_t launch_delta_rule(const DeltaRuleParams& params, cudaStream_t stream);
-// `state_groups`: warpgroups of a thread block that have 64 columns of a state each, 1 or 2; the bits are the same.
-cudaError_t launch_delta_rule_prefill(const DeltaRuleParams& params, int state_groups, cudaStream_t stream);
+cudaError_t launch_delta_rule_prefill(const DeltaRuleParams& params, cudaStream_t stream);
 cudaError_t launch_delta_rule_decode(const DeltaRuleParams& params, cudaStream_t stream);
 
 // A few states are parameters of the kernel, more are written to the workspace by launches before it.

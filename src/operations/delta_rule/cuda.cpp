@@ -1,7 +1,6 @@
 // delta_rule on a GPU: a thread block for a state, or for some of its columns.
 #include "cuda/entry.hpp"
 #include "cuda/kernels/kernels.hpp"
-#include "cuda/tile/device_limits.hpp"
 #include "operations/delta_rule/cuda_choice.hpp"
 
 namespace rapt::cuda {
@@ -44,7 +43,7 @@ class DeltaRulePrefillEntry final : public DeltaRuleEntry {
   cudaError_t launch(const Params& params, std::byte*, cudaStream_t stream) const override {
     const auto& p = std::get<DeltaRuleParams>(params);
     if (!can_multiply_chunks(p)) return launch_delta_rule(p, stream);
-    return launch_delta_rule_prefill(p, state_groups(p, multiprocessors()), stream);
+    return launch_delta_rule_prefill(p, stream);
   }
 };
 

@@ -27,8 +27,4 @@ bool can_multiply_chunks(const DeltaRuleParams& p) {
   return p.q.type == DType::bf16 && p.k.type == DType::bf16 && p.v.type == DType::bf16 && p.b * p.h <= kMaxBlocks;
 }
 
-int state_groups(const DeltaRuleParams& p, int multiprocessors) {
-  return p.dv > kDeltaRulePrefillColumns && 2 * p.b * p.h > multiprocessors ? 2 : 1;
-}
-
 }  // namespace rapt::cuda

@@ -11,7 +11,5 @@ bool can_copy_states(const DeltaRuleParams& params);
 
 // Whether delta_rule_prefill has a kernel for the types of q, k and v, and a launch has thread blocks for all states.
 bool can_multiply_chunks(const DeltaRuleParams& params);
-// The warpgroups of a thread block that have columns of a state: one, if all columns have multiprocessors then.
-int state_groups(const DeltaRuleParams& params, int multiprocessors);
 
 }  // namespace rapt::cuda

@@ -7,7 +7,7 @@ namespace rapt::cuda {
 cudaError_t launch_delta_rule(const DeltaRuleParams&, cudaStream_t) {
   return testing::launched();
 }
-cudaError_t launch_delta_rule_prefill(const DeltaRuleParams&, int, cudaStream_t) {
+cudaError_t launch_delta_rule_prefill(const DeltaRuleParams&, cudaStream_t) {
   return testing::launched();
 }
 cudaError_t launch_delta_rule_decode(const DeltaRuleParams&, cudaStream_t) {
