@@ -61,7 +61,10 @@ class GatheredAttention(torch.autograd.Function):
         keys, values = _gathered(k, v, request)
         dq = torch.empty_like(q)
         dkv: Tensor | None = None
-        for span, seen, given in _calls(q, request):
+        for span, seen, given in reversed([*_calls(q, request)]):  # the last rows of a causal part see the most keys
+            if request.offsets is None and request.has_positions:  # kernels write gradients of all keys that they are given
+                seen = request.options.seen(span, keys.shape[2])
+                given["align"] -= seen.start
             at = (slice(None), slice(None), slice(span.begin, span.end))
             of_rows = None if dlse is None else dlse[at]
             some = q[at], keys[:, :, seen], values[:, :, seen], out[at], lse[at]

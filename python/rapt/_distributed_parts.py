@@ -46,6 +46,12 @@ class Options(NamedTuple):
         below = self.left >= 0 and k.stop - 1 < q.start + self.offset - self.left
         return not below and k.start <= q.stop - 1 + self.offset + self.reach
 
+    def seen(self, q: Span, keys: int) -> slice:
+        """Of `keys` keys of the sequence, those that rows of q see; one if they see none."""
+        first, last = q.start + self.offset - self.left, q.stop - 1 + self.offset + self.reach
+        begin = max(0, min(first, keys - 1)) if self.left >= 0 else 0
+        return slice(begin, int(max(begin, min(last, keys - 1))) + 1)
+
     def sees_all(self, q: Span, k: Span) -> bool:
         """Whether all rows of q see all keys of k."""
         within = self.left < 0 or k.start >= q.stop - 1 + self.offset - self.left

@@ -292,9 +292,9 @@ def disagreements(rank, ranks):
             method(q, k, v, scale=0.25 if last else 0.5)
         for name in ("alibi", "sinks"):
             with raises(ValueError, f"{name}: got a tensor with hash"):
-                method(q, k, v, **{name: SINKS + last})
+                method(q, k, v, **{name: SINKS.to(q) + last})
             with raises(ValueError, f"{name}: got None on rank 0 and a tensor with hash"):
-                method(q, k, v, **{name: SINKS if last else None})
+                method(q, k, v, **{name: SINKS.to(q) if last else None})
         with raises(ValueError, "k: got shape" if last else f"group: rank {ranks - 1} refuses its arguments"):
             method(q, k[0] if last else k, v)
         with raises(TypeError if last else ValueError, "v: got torch.float16" if last else "refuses its arguments"):

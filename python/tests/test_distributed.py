@@ -18,7 +18,7 @@ from distributed_cases import CASES, FEW_ROWS, nothing_hangs, rank_main
 import rapt.distributed
 from rapt._distributed_kernel import padding
 from rapt._distributed_packed import cut, packed_blocks
-from rapt._distributed_parts import Options, blocks, in_parts, in_sequence, spans
+from rapt._distributed_parts import Options, Span, blocks, in_parts, in_sequence, spans
 
 _ALL = CASES | distributed_delta_rule_cases.CASES | distributed_decode_cases.CASES
 # What 16 bits change does not depend on the number of ranks.
@@ -90,6 +90,22 @@ def test_blocks_are_what_rows_see():
                             got.append((i, j))
             assert sorted(got) == sorted(wanted)
             assert not has_alibi or all(block.align is not None for block in blocks(own, theirs, options, has_alibi))
+
+
+def test_seen_keys_are_what_rows_see():
+    """From the first key that a row sees to the last, and one key if there is none."""
+    draw = random.Random(2)
+    for _ in range(2000):
+        q, keys = Span(0, draw.randint(1, 9), draw.randint(0, 20)), draw.randint(1, 20)
+        causal, offset = draw.random() < 0.5, draw.randint(-25, 25)
+        left, right = draw.choice([-1, 0, 3, 30]), draw.choice([-1, 0, 2, 40])
+        wanted = [
+            key
+            for key, row in itertools.product(range(keys), range(q.start + offset, q.stop + offset))
+            if (not causal or key <= row) and (left < 0 or key >= row - left) and (right < 0 or key <= row + right)
+        ]
+        seen = Options(causal, offset, left, right, None, None).seen(q, keys)
+        assert seen == slice(min(wanted), max(wanted) + 1) if wanted else 0 <= seen.start == seen.stop - 1 < keys
 
 
 def test_packed_blocks_are_what_rows_see():

@@ -13,7 +13,7 @@ if not any(entry["backend"] == "cuda" for entry in rapt.info()["entries"]):
 import distributed_mesh_cases
 from distributed_cases import CASES, METHODS, rank_main, shards
 
-OTHERS = ("empty_rows", "same_bits_again", "losses_that_differ", "ring_messages")
+OTHERS = ("empty_rows", "same_bits_again", "losses_that_differ", "ring_messages", "disagreements")
 
 
 def cases_of(ranks):
