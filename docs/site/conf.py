@@ -118,7 +118,7 @@ def run_doxygen():
 def redirect(app, error):
     """The site begins at index.html."""
     if error is None:
-        page = f'<!doctype html><meta http-equiv="refresh" content="0; url={root_doc}.html"><title>rapt</title>\n'
+        page = f'<!doctype html><meta http-equiv="refresh" content="0; url={root_doc}.html"><title>rapt</title><a href="{root_doc}.html">rapt</a>\n'
         Path(app.outdir, "index.html").write_text(page, encoding="utf-8")
 
 

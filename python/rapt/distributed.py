@@ -85,7 +85,7 @@ def all_gather_attention(
 ) -> Any:
     """rapt.attention over the whole sequence, for this rank's rows. Gathers the keys and values of all ranks.
 
-    On CPUs with the same instruction set, the result has the bits of one process's rapt.attention over the whole
+    On CPUs of one model, the result has the bits of one process's rapt.attention over the whole
     sequence. Gradients of k and v are summed over ranks in their order, and round differently from one process's.
 
     q, k, v         [b, hq, sq, d], [b, hk, sk, d], [b, hk, sk, dv]: this rank's part, of float32, bfloat16 or float16.
