@@ -50,7 +50,10 @@ if(RAPT_PYTHON)
   set(CPACK_DEBIAN_PYTHON_PACKAGE_CONTROL_EXTRA ${PROJECT_BINARY_DIR}/prerm)
   set(CPACK_DEBIAN_PYTHON_PACKAGE_CONTROL_STRICT_PERMISSION ON)
   install(DIRECTORY python/rapt DESTINATION . COMPONENT python EXCLUDE_FROM_ALL FILES_MATCHING PATTERN "*.py" PATTERN "*.pyi"
-          PATTERN py.typed PATTERN __pycache__ EXCLUDE)
+          PATTERN py.typed PATTERN __pycache__ EXCLUDE PATTERN sets EXCLUDE)
+  # In the source a link, which packages must not have.
+  install(DIRECTORY bench/sets DESTINATION rapt/bench COMPONENT python EXCLUDE_FROM_ALL)
+  set(CPACK_DEBIAN_PYTHON_PACKAGE_RECOMMENDS rapt-tools)  # the `rapt` command
   # What pip and importlib.metadata read, and by whose entry point vLLM finds the plug-in: of pyproject.toml, as in a wheel.
   # Only packaging needs scikit-build-core.
   set(metadata ${PROJECT_BINARY_DIR}/metadata)
@@ -64,10 +67,12 @@ if(RAPT_PYTHON)
           COMPONENT python EXCLUDE_FROM_ALL)
   install(DIRECTORY ${metadata}/ DESTINATION . COMPONENT python EXCLUDE_FROM_ALL)
 else()
-  rapt_debian_package(rapt_library librapt${rapt_soversion} libs "attention kernels for CPUs: shared library" NOTICES notices/xsimd.txt)
+  rapt_debian_package(rapt_library librapt${rapt_soversion} libs "attention kernels for CPUs: shared library\nFor programs that are linked with it: see librapt-dev."
+                      NOTICES notices/xsimd.txt)
   rapt_debian_package(rapt_development librapt-dev libdevel
                       "attention kernels for CPUs: development files\nHeaders for C++20 and C11, and rapt's files for CMake and pkg-config."
                       NEEDS rapt_library)
+  set(CPACK_DEBIAN_RAPT_DEVELOPMENT_PACKAGE_SUGGESTS libeigen3-dev)  # rapt/interop/eigen.hpp
   if(rapt_have_cuda)
     set(terms python/cuda/NOTICE)
     if(RAPT_CUDA_EULA)

@@ -23,6 +23,9 @@ for name in "${names[@]}"; do
     grep -qwF "$word" "/usr/share/doc/$name/copyright" || { echo "$name: no notice of $word in its copyright file"; exit 1; }
   done
   dpkg --verify "$name"
+  while read -r path; do
+    [[ ! -L $path || -e $path ]] || { echo "$name: $path leads nowhere"; exit 1; }
+  done < <(dpkg -L "$name")
 done
 export RAPT_EXPECT_CUDA=0
 [[ " ${names[*]}" != *" librapt-cuda"* ]] || RAPT_EXPECT_CUDA=1
@@ -42,6 +45,7 @@ import importlib.metadata, os, numpy, rapt
 assert rapt.__file__.startswith("/usr/lib/python3/dist-packages/"), rapt.__file__
 found = importlib.metadata.distribution("rapt-attention")
 assert found.version == rapt.__version__ and "rapt" in {entry.name for entry in found.entry_points}, found.metadata
+assert os.path.exists(os.path.join(os.path.dirname(rapt.__file__), "bench/sets/quick.txt"))
 assert bool(rapt.info()["backends"][1]["missing"]) == (os.environ["RAPT_EXPECT_CUDA"] == "0"), rapt.info()["backends"]
 q = numpy.random.default_rng(0).standard_normal((1, 2, 48, 16)).astype(numpy.float32)
 weights = numpy.exp(q.astype(float) @ q.astype(float).swapaxes(-1, -2) / 4)

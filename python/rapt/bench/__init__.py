@@ -59,8 +59,8 @@ from typing import Any
 
 try:
     import torch
-except ImportError:
-    sys.exit("rapt.bench compares with PyTorch, which is not installed: pip install torch. 'rapt bench' does without")
+except ImportError as error:
+    raise ImportError("rapt.bench compares with PyTorch, which is not installed: pip install torch. 'rapt bench' does without") from error
 
 import rapt.torch
 from rapt import _chart
