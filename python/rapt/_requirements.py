@@ -11,11 +11,12 @@ MINIMUM = {"torch": (2, 13), "transformers": (5, 23)}
 _ENFORCED = ("transformers",)  # the functions that rapt replaces differ in older versions
 
 
-def require(user: str, package: str) -> None:
-    """Raises ImportError, which names the extra to install, unless `user`, a module, can import what it needs of `package`."""
+def require(user: str, package: str, extra: str | None = None) -> None:
+    """Raises ImportError, which names the extra to install, unless `user`, a module, can import what it needs of `package`.
+    `extra`: the one with all that it needs. Default: that of the package."""
     oldest = ".".join(map(str, MINIMUM[package]))
     wanted = f"{user} needs {package} {oldest} or newer"
-    how = f"pip install 'rapt-attention[{package}]'"
+    how = f"pip install 'rapt-attention[{extra or package}]'"
     try:
         installed = str(import_module(package).__version__)
     except ModuleNotFoundError as error:

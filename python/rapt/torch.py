@@ -122,7 +122,7 @@ def scaled_dot_product_attention(
     enable_gqa      True: hk may be a divisor of hq.
 
     Returns [..., hq, sq, dv] of query's type. Calls that rapt cannot compute go to PyTorch's function with a
-    FallbackWarning. Errors are PyTorch's. The module's docstring says what differs from PyTorch.
+    FallbackWarning, as do arguments that PyTorch refuses. The module's docstring says what differs from PyTorch.
     """
     result: Tensor
     if not is_dynamo_compiling():

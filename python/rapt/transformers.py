@@ -42,7 +42,7 @@ from typing import Any
 
 from rapt._requirements import require
 
-require("rapt.transformers", "torch")
+require("rapt.transformers", "torch", "transformers")
 require("rapt.transformers", "transformers")
 
 import torch

@@ -19,8 +19,14 @@ def error_of(module, stand_in):
 
 @pytest.mark.parametrize("module", ["rapt.torch", "rapt.mla", "rapt.flash_attn", "rapt.transformers"])
 def test_without_pytorch(module):
-    wanted = f"ImportError {module} needs torch 2.13 or newer, which is not installed: pip install 'rapt-attention[torch]'"
+    extra = "transformers" if module == "rapt.transformers" else "torch"
+    wanted = f"ImportError {module} needs torch 2.13 or newer, which is not installed: pip install 'rapt-attention[{extra}]'"
     assert error_of(module, "sys.modules['torch'] = None") == wanted
+
+
+def test_bench_without_pytorch():
+    got = error_of("rapt.bench", "sys.modules['torch'] = None")
+    assert got.startswith("ImportError rapt.bench compares with PyTorch, which is not installed: pip install torch.")
 
 
 def test_without_transformers():
