@@ -182,7 +182,7 @@ tokens. All variants share the weights and alternate token by token in one proce
 Its `StaticCache` and rapt's `Cache` are written in place. `i8` and `i4x2` are rapt's quantised caches. Up to a few thousand tokens, the
 model's matrix products take nearly all of the time. Measured {data.day['generation']}.
 
-Milliseconds per token, and in brackets the speed relative to the first column:
+Milliseconds per token, and in brackets the median speed, token by token, relative to the first column:
 
 {generation_table(data['generation']['rows'])}
 
