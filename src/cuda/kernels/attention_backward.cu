@@ -1,7 +1,7 @@
 // attention_backward: gradients of attention on Hopper's tensor cores, of q, k, v and dout in one 16-bit type.
 //
 // The entries attention_backward.bf16 and attention_backward.f16 call it. dk and dv take four products of 2 rows keys d
-// flops. dq takes one more, of the dS that these leave in memory; or three, where ds_portions() keeps none or TMA
+// flops. dq takes one more, of the dS that these leave in memory; or three, where ds_slots() keeps none or TMA
 // cannot load the rows.
 #include <cuda_runtime.h>
 
@@ -37,13 +37,11 @@ BackwardParams params_of(const AttentionBackwardParams& p, const BackwardRows& r
   return params;
 }
 
-// Launches a kernel for `heads` heads from first_head on. `sharers`: thread blocks of a cluster, for the same keys.
+// Launches a kernel that computes all scores it needs. `sharers`: thread blocks of a cluster, for the same keys.
 template <class C>
-cudaError_t launch(BackwardParams params, void (*kernel)(BackwardParams), std::int64_t first_head, std::int64_t heads,
-                   int sharers, cudaStream_t stream) {
+cudaError_t launch(BackwardParams params, std::int64_t heads, int sharers, cudaStream_t stream) {
   const AttentionBackwardParams& p = params.p;
-  params.sharers = sharers;
-  params.first_head = static_cast<int>(first_head), params.heads = static_cast<int>(heads);
+  params.sharers = sharers, params.heads = static_cast<int>(heads);
   params.tiles = static_cast<int>(C::kOfKeys ? Blocking<C::kOwn>::blocks(p) : QueryHeadTiling<C::kOwn>::tiles(p));
   // As many heads as keep their other side within half of L2.
   constexpr std::int64_t kBytes = 24 << 20;
@@ -52,58 +50,60 @@ cudaError_t launch(BackwardParams params, void (*kernel)(BackwardParams), std::i
       static_cast<int>(std::clamp<std::int64_t>(kBytes / at_least_1(others * 4 * C::kSize), 1, at_least_1(heads)));
   const std::int64_t blocks = heads * params.tiles * sharers;
   if (blocks == 0) return cudaSuccess;
-  return launch_clusters(sharers, true, kernel, static_cast<unsigned>(blocks), C::kThreads, C::kSharedBytes, stream,
-                         params);
+  return launch_clusters(sharers, true, attention_backward<C>, static_cast<unsigned>(blocks), C::kThreads,
+                         C::kSharedBytes, stream, params);
+}
+
+template <class C>
+cudaError_t launch_kept(BackwardParams params, const DsSlots& kept, int sharers, std::byte* ds, cudaStream_t stream) {
+  using Queries = BackwardQueriesConfig<typename C::Element, C::kSize>;
+  const AttentionBackwardParams& p = params.p;
+  params.sharers = sharers;
+  params.tiles = static_cast<int>(Blocking<C::kOwn>::blocks(p));
+  params.row_tiles = static_cast<int>(QueryHeadTiling<Queries::kOwn>::tiles(p));
+  const auto heads = static_cast<int>(BackwardBlocking::heads(p)), group = static_cast<int>(p.group);
+  const int row_blocks = group * params.row_tiles, of_rows = (row_blocks + sharers - 1) / sharers * sharers;
+  params.order = {heads, static_cast<int>(kept.lag), params.tiles * sharers, of_rows, row_blocks};
+  params.ds = ds, params.ds_slots = static_cast<int>(kept.slots);
+  params.ds_keys = static_cast<int>(kept.key_tiles), params.ds_rows = static_cast<int>(kept.row_tiles);
+  return launch_clusters(sharers, true, attention_backward_kept<C>, static_cast<unsigned>(params.order.size()),
+                         C::kThreads, std::max(C::kSharedBytes, Queries::kSharedBytes), stream, params);
 }
 
 template <class T, int kSize, bool kGrouped>
-cudaError_t launch_all(const AttentionBackwardParams& p, const BackwardRows& rows, const DsPortions& portions,
-                       int sharers, std::byte* ds, cudaStream_t stream) {
-  BackwardParams params = params_of(p, rows);
-  const std::int64_t row_heads = BackwardTiling::heads(p), key_heads = BackwardBlocking::heads(p);
+cudaError_t launch_all(const AttentionBackwardParams& p, const BackwardRows& rows, const DsSlots& kept, int sharers,
+                       std::byte* ds, cudaStream_t stream) {
+  const BackwardParams params = params_of(p, rows);
+  if (kept.slots > 0 && params.tma)
+    return launch_kept<BackwardConfig<T, kSize, true, true, kGrouped>>(params, kept, sharers, ds, stream);
   cudaError_t status = cudaSuccess;
-  if (portions.heads > 0 && params.tma) {
-    using Keys = BackwardConfig<T, kSize, true, true, kGrouped>;
-    using Queries = BackwardQueriesConfig<T, kSize>;
-    params.ds = ds, params.ds_keys = static_cast<int>(portions.key_tiles);
-    params.ds_rows = static_cast<int>(portions.row_tiles / p.group);
-    for (std::int64_t first = 0; first < key_heads && status == cudaSuccess; first += portions.heads) {
-      const std::int64_t heads = std::min(portions.heads, key_heads - first);
-      status = launch<Keys>(params, attention_backward<Keys>, first, heads, sharers, stream);
-      if (status == cudaSuccess)
-        status =
-            launch<Queries>(params, attention_backward_queries<Queries>, first * p.group, heads * p.group, 1, stream);
-    }
-    return status;
-  }
-  using Queries = BackwardConfig<T, kSize, false>;
-  using Keys = BackwardConfig<T, kSize, true, false, kGrouped>;
-  if (p.grad_q) status = launch<Queries>(params, attention_backward<Queries>, 0, row_heads, 1, stream);
+  if (p.grad_q) status = launch<BackwardConfig<T, kSize, false>>(params, BackwardTiling::heads(p), 1, stream);
   if (status == cudaSuccess && (p.grad_k || p.grad_v))
-    status = launch<Keys>(params, attention_backward<Keys>, 0, key_heads, sharers, stream);
+    status =
+        launch<BackwardConfig<T, kSize, true, false, kGrouped>>(params, BackwardBlocking::heads(p), sharers, stream);
   return status;
 }
 
 template <class T>
-cudaError_t launch_tiles(const AttentionBackwardParams& p, const BackwardRows& rows, const DsPortions& portions,
-                         int sharers, std::byte* ds, cudaStream_t stream) {
+cudaError_t launch_tiles(const AttentionBackwardParams& p, const BackwardRows& rows, const DsSlots& kept, int sharers,
+                         std::byte* ds, cudaStream_t stream) {
   const auto launch_size = [&](auto grouped) {
     constexpr bool kGrouped = decltype(grouped)::value;
-    return std::max(p.d, p.dv) <= 64 ? launch_all<T, 64, kGrouped>(p, rows, portions, sharers, ds, stream)
-                                     : launch_all<T, 128, kGrouped>(p, rows, portions, sharers, ds, stream);
+    return std::max(p.d, p.dv) <= 64 ? launch_all<T, 64, kGrouped>(p, rows, kept, sharers, ds, stream)
+                                     : launch_all<T, 128, kGrouped>(p, rows, kept, sharers, ds, stream);
   };
   return p.group > 1 ? launch_size(std::true_type()) : launch_size(std::false_type());
 }
 
 }  // namespace
 
-cudaError_t launch_attention_backward(const AttentionBackwardParams& p, const DsPortions& portions, int sharers,
+cudaError_t launch_attention_backward(const AttentionBackwardParams& p, const DsSlots& kept, int sharers,
                                       std::byte* workspace, cudaStream_t stream) {
-  const BackwardRows rows = backward_rows(p, workspace + portions.bytes());
+  const BackwardRows rows = backward_rows(p, workspace + kept.bytes());
   cudaError_t status = launch_backward_rows(p, rows, stream);
   if (status == cudaSuccess)
-    status = p.q_type == DType::f16 ? launch_tiles<__half>(p, rows, portions, sharers, workspace, stream)
-                                    : launch_tiles<__nv_bfloat16>(p, rows, portions, sharers, workspace, stream);
+    status = p.q_type == DType::f16 ? launch_tiles<__half>(p, rows, kept, sharers, workspace, stream)
+                                    : launch_tiles<__nv_bfloat16>(p, rows, kept, sharers, workspace, stream);
   if (status == cudaSuccess) status = launch_backward_marked(p, rows, stream);
   return status == cudaSuccess ? launch_backward_heads(p, rows, stream) : status;
 }

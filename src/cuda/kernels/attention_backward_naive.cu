@@ -87,13 +87,16 @@ __global__ void __launch_bounds__(kThreads)
   const int tile = static_cast<int>(blockIdx.x), tiles = static_cast<int>(BackwardTiling::tiles(p));
   for (std::int64_t i = tile; i < key_tiles(p); i += gridDim.x)
     if (threadIdx.x == 0) rows.key_masks[i] = 0;
+  for (std::int64_t i = tile; i < BackwardBlocking::heads(p); i += gridDim.x)
+    if (threadIdx.x == 0) rows.progress[i] = {0, 0};
   if (threadIdx.x == 0) rows.row_masks[tile] = 0;
   const auto place = BackwardTiling::find(p, tile / tiles, tile % tiles);
   const Head head(p, place.b, place.head / p.group);
   RowsOfTile& to = rows.tiles[tile];
+  bool has_one_value = false;
   for (int i = threadIdx.x / kRowLanes; i < kBackwardTile; i += kThreads / kRowLanes) {
     if (place.row + i >= head.len_q) {
-      to.lse_log2[i] = kInfinity, to.delta[i] = {0, 0};
+      to.lse_log2[i] = kInfinity, to.minus_delta[i] = 0, to.dp_factor[i] = 1;
       continue;
     }
     const Row row(head, place.row + i, place.head);
@@ -102,18 +105,20 @@ __global__ void __launch_bounds__(kThreads)
     double delta = -dlse;
     float dp_factor = 1;
     if (sees_a_key(p, head, row)) delta += dot_of_row(p, head, row, whole);
-    if (delta - delta == 0 && attends_one_value(p, head, row)) dp_factor = 0, delta = -dlse;
+    if (delta - delta == 0 && attends_one_value(p, head, row)) dp_factor = 0, delta = -dlse, has_one_value = true;
     if (lane_of_row() != 0) continue;
     // A row without keys has weights of 0; those of one that saw +inf are NaN, as the forward's.
     const double shifted = static_cast<double>(lse) * rapt::kLog2e + static_cast<double>(alibi_shift_log2(head, row));
     to.lse_log2[i] = fabsf(lse) < kInfinity ? static_cast<float>(shifted) : lse < 0 ? kInfinity : not_a_number();
-    to.delta[i] = {static_cast<float>(delta), dp_factor};
+    to.minus_delta[i] = static_cast<float>(-delta), to.dp_factor[i] = dp_factor;
     if (!p.grad_sinks) continue;
     const float sink = load(p.score.sinks, p.score.sinks_type, row.q_head * p.score.sinks_stride);
     const double exponent = static_cast<double>(sink) - static_cast<double>(lse);
     const double weight = sink == -kInfinity ? 0 : exp(exponent > 0 ? 0 : exponent);
     rows.sink_share[std::int64_t{tile} * kBackwardTile + i] = weight == 0 ? 0.f : static_cast<float>(-weight * delta);
   }
+  has_one_value = __syncthreads_or(has_one_value);
+  if (threadIdx.x == 0) to.has_one_value = has_one_value ? 1 : 0;
 }
 
 // The derivatives of a pair of a row and a key.
@@ -133,21 +138,21 @@ __device__ Pair differentiate(const AttentionBackwardParams& p, const BackwardRo
   const float score = finish_score(head, row, j, x);
   if (score == -kInfinity) return {};
   const RowsOfTile& tile = rows.tiles[BackwardTiling::number(p, head.b, row.q_head, row.token)];
-  const RowDelta of_row = tile.delta[row.token % kBackwardTile];
+  const std::int64_t in_tile = row.token % kBackwardTile;
   // Clamped, because no weight is above 1 whatever rounding errors the score and lse have.
-  const double exponent = static_cast<double>(score) - static_cast<double>(tile.lse_log2[row.token % kBackwardTile]);
+  const double exponent = static_cast<double>(score) - static_cast<double>(tile.lse_log2[in_tile]);
   const double weight = exp2(exponent > 0 ? 0 : exponent);
   const bool dropped = is_dropped(p.score, {head.b, row.q_head, row.token, j});
   const double kept = p.score.dropout.given ? static_cast<double>(p.score.dropout.scale) : 1;
   double dp = 0;
-  if (!dropped && of_row.dp_factor != 0) {
+  if (!dropped && tile.dp_factor[in_tile] != 0) {
     const std::int64_t dout = row_at(p.dout_stride, head, row), v = head.key_at(p.v_stride, j);
     for (std::int64_t c = 0; c < p.dv; ++c)
       dp += static_cast<double>(number(p.dout, p.dout_type, p.dout_stride, dout, c)) *
             static_cast<double>(number(p.v, p.kv_type, p.v_stride, v, c));
     dp *= kept;
   }
-  const double ds = weight * (dp - static_cast<double>(of_row.delta));
+  const double ds = weight * (dp + static_cast<double>(tile.minus_delta[in_tile]));
   return {false, dropped, dropped ? 0 : kept * weight, ds, ds * score_derivative(p.score, static_cast<double>(x))};
 }
 
@@ -333,13 +338,15 @@ BackwardRows backward_rows(const AttentionParams& p, std::byte* workspace) {
   made.key_masks = made.row_masks + row_tiles(p);
   made.sink_share = reinterpret_cast<float*>(made.key_masks + key_tiles(p));
   made.slope_share = made.sink_share + row_tiles(p) * kBackwardTile;
+  made.progress = reinterpret_cast<DsProgress*>(made.slope_share + row_tiles(p) * kBackwardTile);
   return made;
 }
 
 std::size_t attention_backward_workspace(const AttentionParams& p) {
   constexpr std::size_t kRowTile = sizeof(RowsOfTile) + sizeof(std::uint64_t) + 2 * kBackwardTile * sizeof(float);
   return static_cast<std::size_t>(row_tiles(p)) * kRowTile +
-         static_cast<std::size_t>(key_tiles(p)) * sizeof(std::uint64_t);
+         static_cast<std::size_t>(key_tiles(p)) * sizeof(std::uint64_t) +
+         static_cast<std::size_t>(BackwardBlocking::heads(p)) * sizeof(DsProgress);
 }
 std::int64_t attention_backward_items(const AttentionParams& p) {
   return row_tiles(p) + key_tiles(p);

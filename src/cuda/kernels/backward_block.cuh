@@ -17,6 +17,7 @@ struct BackwardBlock {
   const AttentionBackwardParams& p;
   Head head;
   KeyBounds32 bounds;
+  std::byte* ds;        // the head's slot
   int q_head, q_heads;  // the first query head, and how many
   int own, own_end;     // the first own row or key, and the end of those that exist
   int other, tiles;  // the tiles of the other side that some own row or key meets, of each head: from a multiple of 64
@@ -24,30 +25,35 @@ struct BackwardBlock {
   struct Start {
     std::int64_t b, head, own;  // head: a kv head, or of rows a query head
   };
-  // Within a section, the longest tiles of causal calls come first.
-  __device__ static Start find(const BackwardParams& params) {
-    const int number = static_cast<int>(blockIdx.x) / (C::kGrouped ? params.sharers : 1),
-              in_section = params.section * params.tiles, first = number / in_section, left = number % in_section;
-    const int heads = min(params.section, params.heads - first * params.section);
-    const int head = params.first_head + first * params.section + left % heads, tile = left / heads;
+  // Tile `tile` of head `head`: the longest of causal calls come first.
+  __device__ static Start find(const BackwardParams& params, int head, int tile) {
     if constexpr (C::kOfKeys) {
       const auto found = Keys::find(params.p, std::int64_t{head} * params.tiles + tile);
       return {found.b, found.hk, found.key};
     } else {
-      const auto found = Rows::find(params.p, head, params.tiles - 1 - tile);
+      const auto found = Rows::find(params.p, head, (C::kReadsDs ? params.row_tiles : params.tiles) - 1 - tile);
       return {found.b, found.head, found.row};
     }
   }
+  __device__ static Start find_in_section(const BackwardParams& params) {
+    const int number = static_cast<int>(blockIdx.x) / (C::kGrouped ? params.sharers : 1),
+              in_section = params.section * params.tiles, first = number / in_section, left = number % in_section;
+    const int heads = min(params.section, params.heads - first * params.section);
+    return find(params, first * params.section + left % heads, left / heads);
+  }
 
-  __device__ explicit BackwardBlock(const BackwardParams& params) : BackwardBlock(params, find(params)) {}
+  __device__ explicit BackwardBlock(const BackwardParams& params) : BackwardBlock(params, find_in_section(params)) {}
+  __device__ BackwardBlock(const BackwardParams& params, int head, int tile)
+      : BackwardBlock(params, find(params, head, tile)) {}
 
   // The thread block's number in its cluster.
   __device__ int rank() const { return static_cast<int>(blockIdx.x) % params.sharers; }
   __device__ int tokens() const { return static_cast<int>(head.len_q); }
   __device__ int keys() const { return static_cast<int>(head.len_k); }
+  __device__ int kv_head() const { return static_cast<int>(head.b * p.hk + head.hk); }
   __device__ std::byte* ds_tile(int h, int key_tile, int row_tile) const {
-    const std::int64_t first = params.first_head * (C::kOfKeys ? p.group : 1), in_launch = head.b * p.hq + h - first;
-    return params.ds + ((in_launch * params.ds_keys + key_tile) * params.ds_rows + row_tile) * kDsTileBytes;
+    const int in_group = h - static_cast<int>(head.hk * p.group);
+    return ds + std::int64_t{(in_group * params.ds_keys + key_tile) * params.ds_rows + row_tile} * kDsTileBytes;
   }
   // What the math warpgroups need of a tile of rows.
   __device__ const RowsOfTile* rows_of(int h, int token) const {
@@ -89,6 +95,8 @@ struct BackwardBlock {
         q_head(static_cast<int>(C::kOfKeys ? start.head * params.p.group : start.head)),
         q_heads(C::kGrouped ? static_cast<int>(params.p.group) : 1),
         own(static_cast<int>(start.own)) {
+    if constexpr (C::kKeepsDs || C::kReadsDs)
+      ds = params.ds + kv_head() % params.ds_slots * (p.group * params.ds_keys * params.ds_rows * kDsTileBytes);
     own_end = min(own + C::kOwn, C::kOfKeys ? keys() : tokens());
     const auto [from, to] = others_of(own, own_end);
     other = from / kBackwardTile * kBackwardTile,

@@ -3,6 +3,7 @@
 
 #include "cuda/hopper/pipeline.cuh"
 #include "cuda/hopper/tma.cuh"
+#include "cuda/kernels/backward_config.hpp"
 #include "cuda/kernels/backward_rows.cuh"
 
 namespace rapt::cuda {
@@ -15,10 +16,12 @@ struct BackwardConfig {
   static constexpr int kSize = kSize_;         // columns of rows in shared memory, of d and dv alike
   static constexpr bool kOfKeys = kOfKeys_;    // dk and dv; else dq
   static constexpr bool kKeepsDs = kKeepsDs_;  // dS is left in memory for dq
+  static constexpr bool kReadsDs = false;
   static constexpr bool kGrouped = kGrouped_;  // keys may meet the rows of several query heads
   static constexpr int kGroups = 2;            // math warpgroups, with 64 own rows each
   static constexpr int kThreads = 128 * (kGroups + 1);
   static constexpr int kOwn = kBackwardTile * kGroups;
+  static_assert(kOwn == kBackwardKeys);
   static constexpr int kPanels = kSize / 64;
   static constexpr int kOwnPanel = kOwn * 128, kOtherPanel = kBackwardTile * 128;  // bytes
   static constexpr int kOwnBytes = kPanels * kOwnPanel, kOtherBytes = kPanels * kOtherPanel;
@@ -29,8 +32,6 @@ struct BackwardConfig {
   // Whether a tile's scores run beside the sums of the tile before: registers must have room for the operands of these.
   // (Where dS is kept, 64 columns would leave it, but gain nothing.)
   static constexpr bool kOverlaps = !kOfKeys || (kSize == 64 && !kKeepsDs);
-  // Whether rows' delta is loaded before a tile's products: likewise.
-  static constexpr bool kLoadsAhead = kSize == 64 && !kOverlaps;
   static_assert(kGroups == 2, "take_turn() and pass_turn() are of two warpgroups");
   static_assert(kLoadRegisters + kGroups * kMathRegisters <= 65536 / kThreads / 8 * 8 * (kGroups + 1),
                 "warpgroups would wait for registers for ever: there are no more than the launch took");
@@ -40,11 +41,15 @@ struct BackwardConfig {
 struct BackwardParams {
   AttentionBackwardParams p;
   BackwardRows rows;
-  int first_head, heads, tiles;  // the launch's heads, of rows query heads; tiles of own rows or keys in each
-  int section;                   // heads whose tiles are interleaved, so that what they read stays in L2
-  std::byte* ds;                 // tiles of dS: [query heads of the launch][tiles of keys][tiles of rows]
-  int ds_keys, ds_rows;          // these tiles
-  int sharers;  // of the same keys: thread blocks of a cluster, which divide the rows' tiles among them
+  int heads, tiles;  // the launch's heads, of rows query heads; thread blocks of each, not counting sharers
+  int section;       // heads whose tiles are interleaved, so that what they read stays in L2
+  int sharers;       // of the same keys: thread blocks of a cluster, which divide the rows' tiles among them
+  // Where dS is kept:
+  BackwardOrder order;
+  int row_tiles;         // thread blocks for dq of a query head
+  std::byte* ds;         // tiles of dS: [slots][query heads of a kv head][tiles of keys][tiles of rows]
+  int ds_slots;          // these
+  int ds_keys, ds_rows;  // these tiles
   CUtensorMap q, k, v, dout;
   bool tma;                               // the maps describe all rows; else threads load them
   bool q_vector, kv_vector, dout_vector;  // rows are aligned to 16 bytes, and contiguous

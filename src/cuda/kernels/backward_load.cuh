@@ -1,6 +1,7 @@
 // What the first warpgroup of attention_backward loads.
 #pragma once
 
+#include "cuda/hopper/progress.cuh"
 #include "cuda/kernels/backward_block.cuh"
 
 namespace rapt::cuda {
@@ -44,6 +45,10 @@ struct BackwardLoads {
     for (int group = 0; group < C::kGroups; ++group)
       box<C::kOfKeys>(own + group * kBackwardTile * 128, C::kOwnPanel, block.q_head, block.own + kBackwardTile * group,
                       own_full);
+    if constexpr (C::kKeepsDs) {  // math warpgroups write dS once they have a tile
+      const int before = block.kv_head() - block.params.ds_slots;
+      if (before >= 0) wait_for_count(&block.params.rows.progress[before].read, block.params.order.row_blocks);
+    }
     for_each_tile([&](int n, int h, int first) {
       ring.wait_empty(n);
       barrier_arrive_expecting(ring.full(n), 2 * C::kOtherBytes + (C::kOfKeys ? kTileBytes : 0));

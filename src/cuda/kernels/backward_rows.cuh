@@ -12,12 +12,15 @@ using BackwardBlocking = Blocking<kBackwardTile>;
 
 // What a tile's rows need. dS = P (dP * dp_factor - delta), P = 2^(score - lse_log2). dp_factor is 1; it is 0 for a row
 // of one value, whose dP is dout . out: delta is -dlse alone there. Rows past the last one have weights of 0.
-struct RowDelta {
-  float delta, dp_factor;
-};
 struct RowsOfTile {
   float lse_log2[kBackwardTile];  // without the shift of ALiBi; inf: the row has weights of 0
-  RowDelta delta[kBackwardTile];
+  float minus_delta[kBackwardTile], dp_factor[kBackwardTile];
+  float has_one_value, unused[3];  // has_one_value: 1 if some dp_factor is 0
+};
+
+// Thread blocks that have left all their dS of a kv head in memory, and that have read all of theirs for dq.
+struct DsProgress {
+  int written, read;
 };
 
 // In a call's workspace.
@@ -25,6 +28,7 @@ struct BackwardRows {
   RowsOfTile* tiles;                     // numbered by BackwardTiling
   std::uint64_t *row_masks, *key_masks;  // of each tile of rows and of keys: those whose gradients are not finite
   float *sink_share, *slope_share;       // each row's, of the gradients of its head's sink and slope, by row_number()
+  DsProgress* progress;                  // of each kv head
 };
 
 __host__ __device__ inline std::int64_t row_tiles(const AttentionParams& p) {
@@ -39,7 +43,7 @@ __device__ inline std::int64_t row_number(const Head& head, std::int64_t q_head,
 }
 
 BackwardRows backward_rows(const AttentionParams& p, std::byte* workspace);
-// Fills in all but the shares of slopes, with empty masks.
+// Fills in all but the shares of slopes, with empty masks and no progress. Without rows, the masks of keys only.
 cudaError_t launch_backward_rows(const AttentionBackwardParams& p, const BackwardRows& rows, cudaStream_t stream);
 // dq, dk and dv of the rows and keys in the masks, pair by pair.
 cudaError_t launch_backward_marked(const AttentionBackwardParams& p, const BackwardRows& rows, cudaStream_t stream);

@@ -27,28 +27,31 @@ struct BackwardMath {
   using T = typename C::Element;
   static constexpr int kSums = C::kSize / 2;
   static constexpr bool kOfKeys = C::kOfKeys;
+  static constexpr int kMinusDeltaAt = offsetof(RowsOfTile, minus_delta), kDpFactorAt = offsetof(RowsOfTile, dp_factor),
+                       kOneValueAt = offsetof(RowsOfTile, has_one_value);
 
   const BackwardBlock<C>& block;
   const Ring<C::kStages>& ring;
   const std::uint32_t own;                   // the first own row of the warpgroup in shared memory
   const int group, first;                    // which warpgroup, and the number of that row
   std::uint32_t thread = threadIdx.x % 128;  // of the warpgroup
+  std::uint32_t in_eight = thread % 4 * 2;   // the first of the lane's two among eight of the other side
 
   float sums[kSums], value_sums[kOfKeys ? kSums : 1];  // dK and dV, or dQ
-  float lse[2], delta[2], dp_factor[2];                // of own rows
+  float lse[2], minus_delta[2], dp_factor[2];          // of own rows
   std::uint32_t weights[16], derivatives[16];
   KeyRange32 whole;           // the tiles of which each own row or key sees all
   KeyRange32 in_turns;        // those of which both warpgroups see something
   int q_head = block.q_head;  // whose tiles are at work
   int passed = 0;             // the tiles of the heads before it, in the ring
 
-  // Own rows of a tensor by the rows of a tile.
-  __device__ void multiply(float (&to)[32], int tensor, std::uint32_t tile) const {
+  // Own rows of a tensor by the rows of a tile. `adds`: to what is there.
+  __device__ void multiply(float (&to)[32], int tensor, std::uint32_t tile, bool adds) const {
     const std::uint32_t a = matrix_at(own + tensor * C::kOwnBytes), b = matrix_at(tile + tensor * C::kOtherBytes);
 #pragma unroll
     for (int i = 0; i < C::kSize / 16; ++i) {
       const int panel = i / 4, step = i % 4 * 2;
-      wgmma_abt<T>(to, a + panel * (C::kOwnPanel / 16) + step, b + panel * (C::kOtherPanel / 16) + step, i > 0);
+      wgmma_abt<T>(to, a + panel * (C::kOwnPanel / 16) + step, b + panel * (C::kOtherPanel / 16) + step, adds || i > 0);
     }
     wgmma_commit();
   }
@@ -64,7 +67,7 @@ struct BackwardMath {
     return static_cast<int>(thread / 32 * 16 + thread % 32 / 4) + 8 * (i / 2 % 2);
   }
   __device__ int other_of(int i) const {
-    return i / 4 * 8 + static_cast<int>(thread % 4) * 2 + i % 2;
+    return i / 4 * 8 + static_cast<int>(in_eight) + i % 2;
   }
 
   // Among tiles [begin, end).
@@ -80,63 +83,50 @@ struct BackwardMath {
     while (begin < end && !is_whole(end - 1)) --end;
     return {begin, end};
   }
-  // Bit i: the lane's i-th pair is hidden.
-  __device__ std::uint32_t hidden(int n) const {
-    if (n >= whole.first && n < whole.last) return 0;
-    const int other = block.other + n * kBackwardTile;
-    std::uint32_t bits = 0;
+  // lse of the other side's rows: of the lane's eight pairs of neighbouring ones.
+  using OtherLse = float2[kOfKeys ? 8 : 1];
+  __device__ void load_lse(OtherLse& to, std::uint32_t of_rows) const {
 #pragma unroll
-    for (int i = 0; i < 32; ++i) {
-      const int row = kOfKeys ? other + other_of(i) : first + own_of(i),
-                key = kOfKeys ? first + own_of(i) : other + other_of(i);
-      const bool sees = row < block.tokens() && key >= block.bounds.first_of(row) && key < block.bounds.last_of(row);
-      bits |= static_cast<std::uint32_t>(!sees) << i;
+    for (int j = 0; j < (kOfKeys ? 8 : 0); ++j) to[j] = load8(of_rows + 4 * other_of(4 * j));
+  }
+  // What dP is added to: -delta of each pair's row.
+  __device__ void load_minus_delta(float (&dp)[32], std::uint32_t of_rows) const {
+#pragma unroll
+    for (int i = 0; i < 32; i += 2) {
+      const float2 pair = kOfKeys ? load8(of_rows + kMinusDeltaAt + 4 * other_of(i))
+                                  : make_float2(minus_delta[i / 2 % 2], minus_delta[i / 2 % 2]);
+      dp[i] = pair.x, dp[i + 1] = pair.y;
     }
-    return bits;
-  }
-
-  // lse and delta of the other side's rows: of the lane's eight pairs of neighbouring ones.
-  struct OtherRows {
-    float2 lse[kOfKeys ? 8 : 1];
-    float4 delta[kOfKeys ? 8 : 1];  // (delta, dp_factor) twice
-  };
-  __device__ void load_lse(OtherRows& to, std::uint32_t of_rows) const {
-#pragma unroll
-    for (int j = 0; j < (kOfKeys ? 8 : 0); ++j) to.lse[j] = load8(of_rows + 4 * other_of(4 * j));
-  }
-  __device__ void load_delta(OtherRows& to, std::uint32_t of_rows) const {
-#pragma unroll
-    for (int j = 0; j < (kOfKeys ? 8 : 0); ++j) to.delta[j] = load16(of_rows + 4 * kBackwardTile + 8 * other_of(4 * j));
   }
   // s becomes P.
-  __device__ void weigh(float (&s)[32], std::uint32_t hides, const OtherRows& rows) const {
+  __device__ void weigh(float (&s)[32], const OtherLse& other_lse) const {
     const float scale = block.p.score.scale_log2;
 #pragma unroll
     for (int i = 0; i < 32; ++i) {
-      const float2& pair = rows.lse[kOfKeys ? i / 4 : 0];
-      const float own_lse = kOfKeys ? (i % 2 ? pair.y : pair.x) : lse[i / 2 % 2];
+      const float2& pair = other_lse[kOfKeys ? i / 4 : 0];
+      const float of_row = kOfKeys ? (i % 2 ? pair.y : pair.x) : lse[i / 2 % 2];
       // No weight is above 1 whatever rounding errors the score and lse have.
-      s[i] = exp2_approx(min_or_nan(fmaf(s[i], scale, -own_lse), 0));
-    }
-    if (hides != 0) {
-#pragma unroll
-      for (int i = 0; i < 32; ++i)
-        if (hides >> i & 1) s[i] = 0;
+      s[i] = exp2_approx(min_or_nan(fmaf(s[i], scale, -of_row), 0));
     }
   }
-  // dp becomes dS.
-  __device__ void derive(const float (&s)[32], float (&dp)[32], std::uint32_t hides, const OtherRows& rows) const {
+  // Of a tile that is not whole: P and dP - delta of pairs that are hidden, and the latter of rows of one value.
+  __device__ void hide(float (&s)[32], float (&dp)[32], int n, std::uint32_t of_rows) const {
+    if (kOfKeys ? load4(of_rows + kOneValueAt) != 0 : dp_factor[0] == 0 || dp_factor[1] == 0) {
 #pragma unroll
-    for (int i = 0; i < 32; ++i) {
-      const float4& pair = rows.delta[kOfKeys ? i / 4 : 0];
-      const float of_delta = kOfKeys ? (i % 2 ? pair.z : pair.x) : delta[i / 2 % 2],
-                  factor = kOfKeys ? (i % 2 ? pair.w : pair.y) : dp_factor[i / 2 % 2];
-      dp[i] = s[i] * fmaf(dp[i], factor, -of_delta);
+      for (int i = 0; i < 32; ++i) {
+        const float factor = kOfKeys ? load4(of_rows + kDpFactorAt + 4 * other_of(i)) : dp_factor[i / 2 % 2];
+        if (factor == 0) dp[i] = kOfKeys ? load4(of_rows + kMinusDeltaAt + 4 * other_of(i)) : minus_delta[i / 2 % 2];
+      }
     }
-    if (hides != 0) {
 #pragma unroll
-      for (int i = 0; i < 32; ++i)
-        if (hides >> i & 1) dp[i] = 0;
+    for (int h = 0; h < 2; ++h) {
+      std::uint32_t number = first + own_of(2 * h);
+      pin(number);  // or registers would hold its range through all tiles
+      const auto [from, to] = block.others_of(static_cast<int>(number), static_cast<int>(number) + 1);
+      const int tile = block.other + n * kBackwardTile - from, count = to - from;
+#pragma unroll
+      for (int i = 2 * h; i < 32; i += i % 2 ? 3 : 1)
+        if (static_cast<unsigned>(tile + other_of(i)) >= static_cast<unsigned>(count)) s[i] = 0, dp[i] = 0;
     }
   }
   // Adds tile n's part to the sums; asynchronous.
@@ -149,29 +139,37 @@ struct BackwardMath {
     add_product(sums, derivatives, tile);
     if constexpr (C::kKeepsDs) keep_ds(n);
   }
-  // P and dS of tile n, while the tensor cores may be adding products of tile n - 1, unless `is_first`. (Operands are
+  // P and dS of tile n. `adds_last`: the tensor cores add the products of tile n - 1 in the meantime. (Operands are
   // rounded when no product runs: else ptxas makes every product wait for the one before.)
-  __device__ __forceinline__ void differentiate(int n, bool is_first) {
+  __device__ __forceinline__ void differentiate(int n, bool adds_last) {
     const std::uint32_t tile = ring.slot(passed + n), of_rows = tile + C::kRowsAt;
     ring.wait_full(passed + n);
-    OtherRows rows;  // loaded first where that can be: loads wait for the products that were started before them
-    if constexpr (!C::kOverlaps) load_lse(rows, of_rows);
-    if constexpr (C::kLoadsAhead) load_delta(rows, of_rows);
-    float s[32] = {}, dp[32] = {};
-    pin(s), pin(dp);
+    float s[32] = {}, dp[32];
+    OtherLse other_lse;  // loaded first where that can be: loads wait for the products that were started before them
+    if constexpr (!C::kOverlaps) load_lse(other_lse, of_rows);
+    load_minus_delta(dp, of_rows);
+    if (adds_last) add_products(n - 1);
+    pin(s);
     wgmma_fence();
-    multiply(s, 0, tile), multiply(dp, 1, tile);
+    multiply(s, 0, tile, false);
+    pin(dp);
+    wgmma_fence();
+    multiply(dp, 1, tile, true);
     pass_turn(n);
-    const std::uint32_t hides = hidden(n);
-    if constexpr (C::kOverlaps) load_lse(rows, of_rows);
+    if constexpr (C::kOverlaps) load_lse(other_lse, of_rows);
     wgmma_wait<1>();
     pin(s);
-    if (!is_first) ring.release(passed + n - 1);
-    weigh(s, hides, rows);
+    if (adds_last) ring.release(passed + n - 1);
+    weigh(s, other_lse);
+    if (n < whole.first || n >= whole.last) {  // here: without a branch, ptxas would wait for dP amid the exponentials
+      finish_products();
+      pin(dp);
+      hide(s, dp, n, of_rows);
+    }
     finish_products();
     pin(dp);
-    if constexpr (!C::kLoadsAhead) load_delta(rows, of_rows);
-    derive(s, dp, hides, rows);
+#pragma unroll
+    for (int i = 0; i < 32; ++i) dp[i] *= s[i];
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
       derivatives[i] = pack<T>(dp[2 * i], dp[2 * i + 1]);
@@ -183,15 +181,17 @@ struct BackwardMath {
     pin(sums);
     if constexpr (kOfKeys) pin(value_sums);
   }
-  // Leaves dS of tile n in memory: 16 bytes of each lane for each 16 rows, which backward_queries.cuh transposes.
+  // Leaves dS of tile n in memory: matrices of 8 keys by 8 rows, which backward_queries.cuh transposes.
   __device__ __forceinline__ void keep_ds(int n) const {
     auto* const to =
-        reinterpret_cast<uint4*>(block.ds_tile(q_head, first / kBackwardTile, block.other / kBackwardTile + n));
+        reinterpret_cast<std::uint32_t*>(block.ds_tile(q_head, first / kBackwardTile, block.other / kBackwardTile + n));
 #pragma unroll
-    for (int quarter = 0; quarter < 4; ++quarter) {
-      const std::uint32_t* const x = derivatives + 4 * quarter;
-      to[thread / 32 * 128 + quarter * 32 + thread % 32] = make_uint4(x[0], x[1], x[2], x[3]);
-    }
+    for (int i = 0; i < 16; ++i) to[thread / 32 * 512 + i * 32 + thread % 32] = derivatives[i];
+  }
+  // Says that dS is in memory.
+  __device__ void report_ds() const {
+    named_sync(3, 256);
+    if (group == 0 && thread == 0) count_up(&block.params.rows.progress[block.kv_head()].written);
   }
   // The warpgroups multiply in turns where both need a tile, so that one multiplies while the other exponentiates.
   __device__ void take_turn(int n) const {
@@ -220,14 +220,14 @@ struct BackwardMath {
     for (int i = 0; i < (kOfKeys ? kSums : 1); ++i) value_sums[i] = 0;
     if (block.tiles == 0) return;
     barrier_wait(own_full, 0);
-    pin(thread);  // or it would be asked for again in every tile
+    pin(thread), pin(in_eight);  // or they would be asked for in every tile, and each address have a register
     if constexpr (!kOfKeys) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const RowsOfTile* const tile = first < block.tokens() ? block.rows_of(block.q_head, first) : nullptr;
-        const RowDelta found = tile ? tile->delta[own_of(2 * h)] : RowDelta{0, 0};
-        lse[h] = tile ? tile->lse_log2[own_of(2 * h)] : kInfinity;
-        delta[h] = found.delta, dp_factor[h] = found.dp_factor;
+        const int row = own_of(2 * h);
+        lse[h] = tile ? tile->lse_log2[row] : kInfinity;
+        minus_delta[h] = tile ? tile->minus_delta[row] : 0, dp_factor[h] = tile ? tile->dp_factor[row] : 0;
       }
     }
     const auto [begin, end] = block.tiles_of(first);
@@ -239,12 +239,11 @@ struct BackwardMath {
     if constexpr (C::kOverlaps) {
       do {
         take_turn(begin);
-        differentiate(begin, true);
+        differentiate(begin, false);
 #pragma unroll 1
         for (int n = begin + 1; n < end; ++n) {
           take_turn(n);
-          add_products(n - 1);
-          differentiate(n, false);
+          differentiate(n, true);
         }
         add_up(end - 1);
       } while (next_head(begin, end));
@@ -252,7 +251,7 @@ struct BackwardMath {
 #pragma unroll 1
       for (int n = begin; n < end; ++n) {  // of all heads: ptxas spills the sums around a loop within a loop
         take_turn(n);
-        differentiate(n, true);
+        differentiate(n, false);
         add_up(n);
         if constexpr (C::kGrouped) {
           if (n + 1 == end && next_head(begin, end)) n = begin - 1;
@@ -316,33 +315,18 @@ struct BackwardMath {
   }
 };
 
+// What the threads of a thread block do. `data`: its dynamic shared memory, aligned to the swizzle's unit.
 template <class C>
-__global__ void __launch_bounds__(C::kThreads, 1) attention_backward(const __grid_constant__ BackwardParams params) {
-  extern __shared__ std::uint8_t shared[];
-  __shared__ std::uint64_t barriers[2 * C::kStages + 1];
-  std::uint32_t data = (shared_address(shared) + 1023) / 1024 * 1024;  // the swizzle's unit
-  pin(data);
-  const Ring<C::kStages> ring{shared_address(barriers), data + 2 * C::kOwnBytes, C::kPlaceBytes};
-  const std::uint32_t own_full = ring.barriers + 16 * C::kStages;
-  if (threadIdx.x == 0) {
-    const int writers = params.tma ? 1 : 128;
-    ring.init(writers, 4 * C::kGroups);
-    barrier_init(own_full, writers);
-    if (params.tma)
-      for (const CUtensorMap* map : {&params.q, &params.k, &params.v, &params.dout}) prefetch_map(map);
-    fence_barrier_init();
-  }
-  __syncthreads();
-  launch_dependent_grids();
-  wait_on_dependent_grids();
-  const BackwardBlock<C> block(params);
+__device__ void differentiate_tiles(const BackwardBlock<C>& block, std::uint32_t barriers, std::uint32_t data) {
   if (block.own >= block.store_end()) return;
+  const Ring<C::kStages> ring{barriers, data + 2 * C::kOwnBytes, C::kPlaceBytes};
+  const std::uint32_t own_full = barriers + 16 * C::kStages;
   if (threadIdx.x < 128) {
     registers_decrease<C::kLoadRegisters>();
     const BackwardLoads<C> loads{block, ring, data, own_full};
     // Without tiles nobody would wait for own rows, and add_up_cluster() needs their place.
     if (block.tiles == 0) {
-    } else if (!params.tma) {
+    } else if (!C::kKeepsDs && !block.params.tma) {
       loads.by_threads();
     } else if (threadIdx.x == 0) {
       loads.by_tma();
@@ -352,9 +336,41 @@ __global__ void __launch_bounds__(C::kThreads, 1) attention_backward(const __gri
     const int group = uniform(threadIdx.x / 128 - 1);
     BackwardMath<C> math{block, ring, data + group * kBackwardTile * 128, group, block.own + group * kBackwardTile};
     math.run(own_full);
+    if constexpr (C::kKeepsDs) math.report_ds();
     if constexpr (C::kGrouped) math.add_up_cluster(data);
     math.store();
   }
+}
+
+// A thread block's shared memory but for the tiles, and its start.
+struct BackwardStart {
+  static constexpr int kStages = 4;
+  std::uint32_t barriers, data;
+
+  __device__ BackwardStart(const BackwardParams& params, std::uint64_t (&memory)[2 * kStages + 1],
+                           const std::uint8_t* tiles)
+      : barriers(shared_address(memory)), data((shared_address(tiles) + 1023) / 1024 * 1024) {  // the swizzle's unit
+    pin(data);
+    if (threadIdx.x == 0) {
+      const int writers = params.tma ? 1 : 128;
+      Ring<kStages>{barriers}.init(writers, 8);
+      barrier_init(barriers + 16 * kStages, writers);
+      if (params.tma)
+        for (const CUtensorMap* map : {&params.q, &params.k, &params.v, &params.dout}) prefetch_map(map);
+      fence_barrier_init();
+    }
+    __syncthreads();
+    launch_dependent_grids();
+    wait_on_dependent_grids();
+  }
+};
+
+template <class C>
+__global__ void __launch_bounds__(C::kThreads, 1) attention_backward(const __grid_constant__ BackwardParams params) {
+  extern __shared__ std::uint8_t shared[];
+  __shared__ std::uint64_t barriers[2 * C::kStages + 1];
+  const BackwardStart start(params, barriers, shared);
+  differentiate_tiles(BackwardBlock<C>(params), start.barriers, start.data);
 }
 
 }  // namespace rapt::cuda

@@ -100,8 +100,8 @@ inline constexpr KernelFacts kAttentionBackwardNaiveFacts = {.operation = Operat
                                                              .max_value_head_dim = 2048};
 std::size_t attention_backward_workspace(const AttentionParams& params);  // bytes, at a multiple of 8, without dS
 std::int64_t attention_backward_items(const AttentionParams& params);     // tiles of 64 rows or keys
-// `sharers`: thread blocks that divide the rows among them. `workspace` begins with the portions' bytes.
-cudaError_t launch_attention_backward(const AttentionBackwardParams& params, const DsPortions& portions, int sharers,
+// `sharers`: thread blocks that divide the rows among them. `workspace` begins with kept.bytes().
+cudaError_t launch_attention_backward(const AttentionBackwardParams& params, const DsSlots& kept, int sharers,
                                       std::byte* workspace, cudaStream_t stream);
 cudaError_t launch_attention_backward_naive(const AttentionBackwardParams& params, std::byte* workspace,
                                             cudaStream_t stream);

@@ -64,7 +64,7 @@ class TilesEntry final : public AttentionBackwardEntry {
     const AttentionParams params = sizes_of(problem);
     const auto grads = std::get<P>(problem).grads;
     const bool all = (grads & P::kDq) && (grads & (P::kDk | P::kDv));
-    const std::int64_t ds = !all ? 0 : largest ? max_ds_bytes(params) : ds_portions(params).bytes();
+    const std::int64_t ds = !all ? 0 : largest ? max_ds_bytes(params) : ds_slots(params).bytes();
     return static_cast<std::size_t>(ds) + attention_backward_workspace(params);
   }
   std::string kernels(const Problem&) const override {
@@ -73,7 +73,7 @@ class TilesEntry final : public AttentionBackwardEntry {
   cudaError_t launch(const Params& params, std::byte* workspace, cudaStream_t stream) const override {
     const auto& p = std::get<AttentionBackwardParams>(params);
     const bool all = p.grad_q && (p.grad_k || p.grad_v);
-    return launch_attention_backward(p, all ? ds_portions(p) : DsPortions(), key_sharers(p), workspace, stream);
+    return launch_attention_backward(p, all ? ds_slots(p) : DsSlots(), key_sharers(p), workspace, stream);
   }
 };
 #endif

@@ -11,7 +11,7 @@ namespace rapt::cuda {
 // Among how many thread blocks the rows are divided, for dk and dv of the same keys.
 int key_sharers(const AttentionParams& params);
 // Of a call for dq and for dk or dv.
-DsPortions ds_portions(const AttentionParams& params);
+DsSlots ds_slots(const AttentionParams& params);
 // At least the bytes of all calls with fewer or shorter sequences.
 std::int64_t max_ds_bytes(const AttentionParams& largest);
 

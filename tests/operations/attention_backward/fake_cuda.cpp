@@ -10,8 +10,7 @@ std::size_t attention_backward_workspace(const AttentionParams&) {
 std::int64_t attention_backward_items(const AttentionParams&) {
   return 1;
 }
-cudaError_t launch_attention_backward(const AttentionBackwardParams&, const DsPortions&, int, std::byte*,
-                                      cudaStream_t) {
+cudaError_t launch_attention_backward(const AttentionBackwardParams&, const DsSlots&, int, std::byte*, cudaStream_t) {
   return testing::launched();
 }
 cudaError_t launch_attention_backward_naive(const AttentionBackwardParams&, std::byte*, cudaStream_t) {
