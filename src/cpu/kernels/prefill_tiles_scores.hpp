@@ -65,25 +65,34 @@ void mask_scores(const PrefillItem<kComponents>& item, const Row* row, std::int6
     last[j] = static_cast<float>(clamp(row[j].last - key, 0, n));
   }
   const vec from = load(first), to = load(last);
-  const bool masked = item.p.score.mask != nullptr;
-  auto seen = masked ? from != from : from < to;
-  const auto mask_keys = [&](std::int64_t begin, std::int64_t stop) {
-    vec modifier[kLanes];
-    for (std::int64_t j = begin; j < stop; ++j) {
-      const vec at(static_cast<float>(j));
-      auto visible = (at >= from) & (at < to);
-      if (masked && j < end) {
-        if (j % kLanes == 0) load_modifiers(item.head, row, key + j, min(kLanes, end - j), modifier);
-        visible = visible & (modifier[j % kLanes] == vec(0.f));
-        seen = seen | visible;
-      }
-      store(s + j * kChunk, xsimd::select(visible, load(s + j * kChunk), minus_infinity()));
-    }
+  auto seen = from < to;
+  const auto keep = [&](std::int64_t j, auto visible) __attribute__((always_inline)) {
+    store(s + j * kChunk, xsimd::select(visible, load(s + j * kChunk), minus_infinity()));
   };
-  // All rows of the vector see the keys between `late` and `early`.
-  const auto late = static_cast<std::int64_t>(first[kLanes - 1]), early = static_cast<std::int64_t>(last[0]);
-  mask_keys(0, masked ? n : late);
-  mask_keys(masked ? n : max(late, early), n);
+  const auto in_range = [&](std::int64_t j) __attribute__((always_inline)) {
+    const vec at(static_cast<float>(j));
+    return (at >= from) & (at < to);
+  };
+  if (item.p.score.mask) {
+    const Modifiers modifiers(item.head, row, kLanes);
+    vec modifier[kLanes];
+    seen = from != from;
+    for (std::int64_t j = 0; j < end; j += kLanes) {
+      modifiers.load_keys(key + j, min(kLanes, end - j), modifier);
+      for_each_modifier(
+          modifier, min(kLanes, end - j), [&](int t, vec masks) __attribute__((always_inline)) {
+            const auto visible = in_range(j + t) & (masks == vec(0.f));
+            seen = seen | visible;
+            keep(j + t, visible);
+          });
+    }
+    for (std::int64_t j = end; j < n; ++j) keep(j, from != from);
+  } else {
+    // All rows of the vector see the keys between `late` and `early`.
+    const auto late = static_cast<std::int64_t>(first[kLanes - 1]), early = static_cast<std::int64_t>(last[0]);
+    for (std::int64_t j = 0; j < late; ++j) keep(j, in_range(j));
+    for (std::int64_t j = max(late, early); j < n; ++j) keep(j, in_range(j));
+  }
   store(block_max, xsimd::select(seen, vec(0.f), minus_infinity()));
 }
 
@@ -101,9 +110,7 @@ template <int kComponents>
     };
     if (item.modified) {
       store(item.w.block_max + i * kLanes, minus_infinity());
-      finish_scores<true>(item.head, q_block, i, key, 0, end, s, item.w.block_max);
-      transform_keys(0, end,
-                     [](vec x) { return xsimd::select(x == x, x, infinity()); });  // a NaN must saturate, not vanish
+      finish_scores<true, true>(item.head, q_block, i, key, 0, end, s, item.w.block_max);
       transform_keys(end, n, [](vec) { return minus_infinity(); });
     } else {
       mask_scores(item, q_block.row + i * kLanes, key, n, end, at, item.w.block_max + i * kLanes);

@@ -78,12 +78,13 @@ struct DecodeScores {
     alignas(64) float offset[kLanes];  // of each lane's key from the vector's first
     for (std::int64_t i = 0; i < kLanes; ++i) offset[i] = static_cast<float>(i / stride);
     const bool has_bias_or_mask = score.bias || score.mask;
+    const Modifiers modifiers(head, q_block.row, has_bias_or_mask ? stride : 0);
     vec top = minus_infinity();
     auto visible = vec(0.f) != vec(0.f);
     vec modifier[kLanes];
     for (std::int64_t x = from(), n = 0; x < to(); x += kLanes, ++n) {
       const std::int64_t j = x / stride, t = n & (stride - 1);
-      if (has_bias_or_mask && t == 0) load_modifiers(head, q_block.row, k0, j, modifier);
+      if (has_bias_or_mask && t == 0) load_modifiers(modifiers, k0, j, modifier);
       const vec key = vec(static_cast<float>(j)) + load(offset);
       const vec y =
           lanes.finished(load(s + x), key, load(q_block.neg_m), has_bias_or_mask ? &modifier[t] : nullptr, nullptr);
@@ -123,10 +124,9 @@ struct DecodeScores {
 
  private:
   // Those of kLanes keys from the block's key j on, as scores lie. Of keys outside of [begin, end) nothing is read.
-  void load_modifiers(const Head& head, const Row* row, std::int64_t k0, std::int64_t j,
-                      vec (&modifier)[kLanes]) const {
+  void load_modifiers(const Modifiers& modifiers, std::int64_t k0, std::int64_t j, vec (&modifier)[kLanes]) const {
     const std::int64_t key = max(j, begin);
-    load_modifier_rows(head, row, stride, k0 + key, min(j + kLanes, end) - key, modifier);
+    modifiers.load_rows(k0 + key, min(j + kLanes, end) - key, modifier);
     for (std::int64_t r = 0; key > j && r < stride; ++r) {
       alignas(64) float moved[2 * kLanes] = {};
       store_any(moved + (key - j), modifier[r]);

@@ -32,43 +32,88 @@ inline vec scale_bias(vec bias) {
   return xsimd::select(xsimd::abs(bias) == infinity(), bias, scaled);
 }
 
-// For `rows` rows and `n` keys from `key` on: modifier[row][key] is the scaled bias, or -inf where masked.
-[[gnu::always_inline]] inline void load_modifier_rows(const Head& head, const Row* row, std::int64_t rows,
-                                                      std::int64_t key, std::int64_t n, vec (&modifier)[kLanes]) {
-  const ScoreParams& s = head.p.score;
-  if (s.bias) {
-    with_float_type(
-        s.bias_type, [&](auto element) {  // one type dispatch for all rows: one per row would cost more than its loads
-          const auto* bias = static_cast<const decltype(element)*>(s.bias);
-          const auto at = [&](int i) { return bias + modifier_index(s.bias_stride, place_of(head, row[i], key)); };
-          if (s.bias_stride.d == 0) {
-            for (int i = 0; i < rows; ++i) modifier[i] = scale_bias(load_same(at(i)));
-          } else {
-            for (int i = 0; i < rows; ++i) modifier[i] = scale_bias(load_strided(at(i), s.bias_stride.d, n));
-          }
-        });
-  } else {
-    for (vec& x : modifier) x = vec(0.f);
-  }
-  if (s.mask) {
-    const auto at = [&](int i) { return s.mask + modifier_index(s.mask_stride, place_of(head, row[i], key)); };
-    if (s.mask_stride.d == 0) {
-      for (int i = 0; i < rows; ++i)
-        if (*at(i) == 0) modifier[i] = minus_infinity();
-    } else {
-      for (int i = 0; i < rows; ++i) {
-        const vec attended = load_strided(reinterpret_cast<const std::int8_t*>(at(i)), s.mask_stride.d, n);
-        // Select: a NaN under the mask must not stay.
-        modifier[i] = xsimd::select(attended == vec(0.f), minus_infinity(), modifier[i]);
-      }
+// The biases and masks of up to a vector of rows. Where they lie is worked out once for a block of keys.
+class Modifiers {
+ public:
+  [[gnu::always_inline]] Modifiers(const Head& head, const Row* row, std::int64_t rows)
+      : score_(head.p.score), rows_(rows) {
+    for (std::int64_t i = 0; i < rows; ++i) {
+      const ScorePlace place = place_of(head, row[i], 0);
+      bias_[i] = score_.bias ? modifier_index(score_.bias_stride, place) : 0;
+      mask_[i] = score_.mask ? modifier_index(score_.mask_stride, place) : 0;
+      alike_ &= bias_[i] == bias_[0] && mask_[i] == mask_[0];
     }
   }
-}
-// For one vector of rows: modifier[key][lane].
-inline void load_modifiers(const Head& head, const Row* row, std::int64_t key, std::int64_t n,
-                           vec (&modifier)[kLanes]) {
-  load_modifier_rows(head, row, kLanes, key, n, modifier);
-  transpose(modifier);
+
+  // Of `n` keys from `key` on: modifier[row][key] is the scaled bias, or -inf where masked.
+  [[gnu::always_inline]] void load_rows(std::int64_t key, std::int64_t n, vec (&modifier)[kLanes]) const {
+    load_rows(key, n, rows_, modifier);
+  }
+  // Of a vector of rows: modifier[key][lane].
+  [[gnu::always_inline]] void load_keys(std::int64_t key, std::int64_t n, vec (&modifier)[kLanes]) const {
+    if (alike_) {
+      load_rows(key, n, 1, modifier);
+      alignas(64) float of_keys[kLanes];
+      store(of_keys, modifier[0]);
+      for (int j = 0; j < kLanes; ++j) modifier[j] = vec(of_keys[j]);
+    } else {
+      load_rows(key, n, kLanes, modifier);
+      transpose(modifier);
+    }
+  }
+
+ private:
+  [[gnu::always_inline]] void load_rows(std::int64_t key, std::int64_t n, std::int64_t rows,
+                                        vec (&modifier)[kLanes]) const {
+    if (score_.bias) {
+      with_float_type(
+          score_.bias_type, [&](auto element) {  // one type dispatch for all rows, which costs more than loads
+            load_each(
+                static_cast<const decltype(element)*>(score_.bias), score_.bias_stride.d, bias_, key, n,
+                rows, [&](std::int64_t i, vec bias) __attribute__((always_inline)) { modifier[i] = scale_bias(bias); });
+          });
+    } else {
+      for (vec& x : modifier) x = vec(0.f);
+    }
+    if (score_.mask)
+      load_each(
+          reinterpret_cast<const std::int8_t*>(score_.mask), score_.mask_stride.d, mask_, key, n,
+          rows, [&](std::int64_t i, vec attended) __attribute__((always_inline)) {
+            // Select: a NaN under the mask must not stay.
+            modifier[i] = xsimd::select(attended == vec(0.f), minus_infinity(), modifier[i]);
+          });
+  }
+  // Calls f(i, those of row i).
+  template <class T, class F>
+  [[gnu::always_inline]] static void load_each(const T* from, std::int64_t stride, const std::int64_t* at,
+                                               std::int64_t key, std::int64_t n, std::int64_t rows, const F& f) {
+    from += key * stride;
+    if (stride == 0) {
+      for (std::int64_t i = 0; i < rows; ++i) f(i, load_same(from + at[i]));
+    } else if (stride == 1 && n == kLanes) {
+      for (std::int64_t i = 0; i < rows; ++i) f(i, load_any(from + at[i]));
+    } else {
+      for (std::int64_t i = 0; i < rows; ++i) f(i, load_strided(from + at[i], stride, n));
+    }
+  }
+
+  const ScoreParams& score_;
+  const std::int64_t rows_;
+  std::int64_t bias_[kLanes], mask_[kLanes];  // the elements of key 0
+  bool alike_ = true;                         // all rows have the same
+};
+
+// Calls f(t, modifier[t]) for t in [0, n). All of a whole vector stay in registers.
+template <class F>
+[[gnu::always_inline]] inline void for_each_modifier(const vec (&modifier)[kLanes], std::int64_t n, const F& f) {
+  if (n == kLanes) {
+#pragma GCC unroll 16
+    for (int t = 0; t < kLanes; ++t) f(t, modifier[t]);
+  } else {
+    alignas(64) float rest[kLanes][kLanes];
+    for (int t = 0; t < kLanes; ++t) store(rest[t], modifier[t]);
+    for (int t = 0; t < n; ++t) f(t, load(rest[t]));
+  }
 }
 
 // What the scores of a vector of rows are finished with, over keys [begin, end) of the block at `k0`.
@@ -89,6 +134,10 @@ struct FinishLanes {
         nearest[i] = static_cast<float>(row[i].nearest - k0);
       }
     }
+  }
+  // Whether all rows see all of the keys [begin, end).
+  bool see_all(std::int64_t begin, std::int64_t end) const {
+    return !xsimd::any((load(first) > vec(static_cast<float>(begin))) | (load(last) < vec(static_cast<float>(end))));
   }
   // The exponents of x = q.k of key `key` of the block. `add` is -m: it gets the modifiers first, since both may be
   // large and cancel. `modifier`: as load_modifiers() gives it, or null. `derivative` receives those of the scores, or
@@ -115,29 +164,56 @@ struct FinishLanes {
 
 // Finishes the scores of keys [begin, end) of the block at `k0` for one vector of the query block, and folds their
 // maximum into `block_max`. On entry s[key][width] is q.k. Without modifiers it is only masked. With modifiers it
-// becomes the exponent, relative to m; the function then returns whether any key is visible, which a maximum cannot
-// tell since it may ignore a NaN. `derivatives` receives those of the scores (changes_derivative()), in the layout of
-// s; null: not wanted.
-template <bool kModified>
+// becomes the exponent, relative to m (kSaturates: +inf in place of NaN); the function then returns whether any key is
+// visible, which a maximum cannot tell since it may ignore a NaN. `derivatives` receives those of the scores
+// (changes_derivative()), in the layout of s; null: not wanted.
+template <bool kModified, bool kSaturates = false>
 [[gnu::noinline]] bool finish_scores(const Head& head, const QueryBlock& q_block, std::int64_t v, std::int64_t k0,
                                      std::int64_t begin, std::int64_t end, float* s, float* block_max,
                                      float* derivatives = nullptr) {
-  const bool has_bias_or_mask = kModified && (head.p.score.bias || head.p.score.mask);
-  const std::int64_t lane = v * kLanes;
-  const Row* row = q_block.row + lane;
-  const FinishLanes<kModified> lanes(head, row, k0, begin, end);
+  const ScoreParams& score = head.p.score;
+  const std::int64_t lane = v * kLanes, width = q_block.width;
+  const FinishLanes<kModified> lanes(head, q_block.row + lane, k0, begin, end);
   vec new_max = load(block_max + lane);
   auto visible = vec(0.f) != vec(0.f);
-  vec modifier[kLanes];
-  vec key(static_cast<float>(begin));
-  for (std::int64_t j = begin; j < end; ++j, key = key + vec(1.f)) {
-    const std::int64_t at = j * q_block.width + lane, t = (j - begin) % kLanes;
-    if (has_bias_or_mask && t == 0) load_modifiers(head, row, k0 + j, min(kLanes, end - j), modifier);
-    const vec x = lanes.finished(load(s + at), key, load(q_block.neg_m + lane),
-                                 has_bias_or_mask ? &modifier[t] : nullptr, derivatives ? derivatives + at : nullptr);
-    store(s + at, x);
+  const vec neg_m = load(q_block.neg_m + lane);
+  const auto put = [&](float* to, vec x) __attribute__((always_inline)) {
+    store(to, kSaturates ? xsimd::select(x == x, x, infinity()) : x);
     new_max = xsimd::max(new_max, x);
     if constexpr (kModified) visible = visible | !(x == minus_infinity());
+  };
+  if (kModified && (score.bias || score.mask)) {
+    const Modifiers modifiers(head, q_block.row + lane, kLanes);
+    const bool adds_only = !score.alibi && score.softcap_log2 == 0 && lanes.see_all(begin, end);
+    const vec scale(score.scale_log2);
+    vec modifier[kLanes];
+    for (std::int64_t j = begin; j < end; j += kLanes) {
+      const std::int64_t n = min(kLanes, end - j);
+      modifiers.load_keys(k0 + j, n, modifier);
+      float* const at = s + j * width + lane;
+      if (adds_only) {
+        for_each_modifier(
+            modifier, n, [&](int t, vec add) __attribute__((always_inline)) {
+              const vec x = fma(load(at + t * width), scale, neg_m + add);
+              put(at + t * width, xsimd::select(add == minus_infinity(), minus_infinity(), x));
+            });
+        continue;
+      }
+      alignas(64) float of_key[kLanes][kLanes];
+      for (int t = 0; t < kLanes; ++t) store(of_key[t], modifier[t]);
+      for (std::int64_t t = 0; t < n; ++t) {
+        const vec add = load(of_key[t]);
+        float* const derivative = derivatives ? derivatives + (at - s) + t * width : nullptr;
+        put(at + t * width,
+            lanes.finished(load(at + t * width), vec(static_cast<float>(j + t)), neg_m, &add, derivative));
+      }
+    }
+  } else {
+    vec key(static_cast<float>(begin));
+    for (std::int64_t j = begin; j < end; ++j, key = key + vec(1.f)) {
+      const std::int64_t at = j * width + lane;
+      put(s + at, lanes.finished(load(s + at), key, neg_m, nullptr, derivatives ? derivatives + at : nullptr));
+    }
   }
   store(block_max + lane, new_max);
   return xsimd::any(visible);
