@@ -81,7 +81,8 @@ TEST_CASE("work list: every row and split is one item's, whatever the order", "[
 TEST_CASE("work list: keys are split where rows, or heads and ranges of rows, are few", "[unit]") {
   for (const auto& [text, splits] :
        {std::pair("hq=8 hk=8 sq=1 sk=65536", 32), std::pair("hq=16 hk=1 sq=1 sk=65536", 64),
-        std::pair("hq=1 sq=1 sk=1024", 2), std::pair("hq=128 hk=1 sq=1 sk=65536", 32),
+        std::pair("hq=1 sq=1 sk=1024", 2), std::pair("hq=1 sq=1 sk=640", 1), std::pair("hq=1 sq=1 sk=641", 2),
+        std::pair("hq=1 sq=1 sk=1152", 2), std::pair("hq=128 hk=1 sq=1 sk=65536", 32),
         std::pair("hq=128 hk=1 sq=1 sk=8192", 8), std::pair("hq=128 hk=1 sq=1 sk=1024", 1),
         std::pair("hq=128 hk=1 sq=16 sk=65536", 2), std::pair("hq=128 hk=1 sq=17 sk=65536", 1),
         std::pair("hq=128 hk=8 sq=8 sk=65536", 4), std::pair("hq=32 hk=32 sq=100 sk=65536", 1),
@@ -93,6 +94,55 @@ TEST_CASE("work list: keys are split where rows, or heads and ranges of rows, ar
       INFO(p.to_string());
       CHECK(most == splits);
     }
+  }
+}
+
+TEST_CASE("work list: splits of keys are about equal, and the plan knows how many there are", "[unit]") {
+  const AttentionKernel k = kernel();
+  const AttentionCandidate candidate{&k, nullptr};
+  for (const char* text : {"hq=4 hk=1 sq=1 d=64", "hq=5 sq=1 d=64", "hq=8 sq=2 d=64 window=5000,-1 align=77",
+                           "hq=128 hk=1 sq=1 d=576 dv=512", "hq=32 hk=2 sq=8 d=128", "hq=300 sq=1 d=64"}) {
+    for (std::int64_t keys = 1; keys < 40000; keys += keys < 6000 ? 7 : 997) {
+      AttentionProblem p = AttentionProblem::parse("attention " + std::string(text) + " sk=" + std::to_string(keys));
+      p.align_offset = p.window_left < 0 ? 0 : keys;  // then keys before keys - 5000 are not seen
+      const AttentionPlan plan = plan_attention(p, {&candidate}, 1, std::size_t{2} << 20);
+      AttentionParams f{};
+      fill_sizes(p, f);
+      f.score.modifier_rows = f.score.modifier_keys = kNoLimit;
+      f.score.left = p.window_left >= 0 ? p.window_left : kOpen, f.score.right = kOpen;
+      f.score.offset = p.align_offset;
+      SequenceWork room{};
+      const SequenceWork& s = work_list(plan, f, &room).front();
+      const std::int64_t first = std::max<std::int64_t>(f.score.offset - f.score.left, 0), seen = keys - s.first_key;
+      INFO(p.to_string());
+      REQUIRE(s.splits <= plan.max_splits);
+      if (p.window_left < 0) REQUIRE(s.splits == plan.max_splits);
+      REQUIRE(s.split_begin(0) == (p.window_left < 0 ? 0 : first / kSplitAlign * kSplitAlign));
+      for (std::int64_t i = 0; s.splits > 1 && i < s.splits; ++i) {
+        const std::int64_t end = i + 1 < s.splits ? s.split_begin(i + 1) : keys;
+        REQUIRE(std::abs(end - s.split_begin(i) - seen / s.splits) <= 2 * s.split_align);
+        REQUIRE(end - s.split_begin(i) > s.split_align);
+      }
+    }
+  }
+}
+
+TEST_CASE("work list: workers share a queue only where later rows see more keys", "[unit]") {
+  const AttentionKernel k = kernel();
+  const AttentionCandidate candidate{&k, nullptr};
+  for (const auto& [text, count] :
+       {std::pair("attention b=8 hq=4 sq=1 sk=1000 d=64 causal align=999", kThreads),
+        std::pair("attention hq=8 sq=2048 d=64 causal", 1), std::pair("attention hq=8 sq=2048 d=64", kThreads)}) {
+    const AttentionProblem p = AttentionProblem::parse(text);
+    const AttentionPlan plan = plan_attention(p, {&candidate}, kThreads, std::size_t{2} << 20);
+    AttentionParams f{};
+    fill_sizes(p, f);
+    f.score.modifier_rows = f.score.modifier_keys = kNoLimit;
+    f.score.left = kOpen, f.score.right = p.causal ? 0 : kOpen, f.score.offset = p.align_offset;
+    SequenceWork room{};
+    std::vector<WorkQueue> queues(kThreads);
+    INFO(text);
+    CHECK(std::ssize(partition_into_queues(work_list(plan, f, &room), p.hk, queues)) == count);
   }
 }
 

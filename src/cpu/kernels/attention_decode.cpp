@@ -9,8 +9,8 @@
 //       O[row] += P V                                     lanes along dv
 //
 // Each product prefetches the rows that the next ones need: this block's values, then the next block's keys; where
-// rows are packed, the next block's keys and values. Scales of whole rows multiply scores and weights instead of
-// elements.
+// rows are packed, the next block's keys and values. After the last block comes the first one of the next work item.
+// Scales of whole rows multiply scores and weights instead of elements.
 //
 // The code: decode_item.hpp has the state of a work item, decode_keys.hpp finds and packs a block's rows, and
 // decode_nonfinite.hpp computes the sums where NaN or Inf may be.
@@ -44,10 +44,10 @@ void make_query_block(DecodeItem& item, std::int64_t i, std::int64_t r, std::int
              .l_compensation = w.l_compensation + at,
              .partial = partial};
   find_rows(item.head, r, rows, q_block.row);
-  for (std::int64_t lane = rows; lane < kLanes; ++lane) q_block.row[lane] = q_block.row[rows - 1];
   // With few rows, a vector holds the scores of several keys, unless dropout follows: it needs one key to a vector.
   std::int64_t& stride = item.score_stride[i] = kLanes;
   while (stride / 2 >= rows && !p.score.dropout.given) stride /= 2;
+  for (std::int64_t lane = rows; lane < stride; ++lane) q_block.row[lane] = q_block.row[rows - 1];
   for (std::int64_t lane = stride; lane < kLanes; ++lane) q_block.row[lane] = q_block.row[lane - stride];
   with_row_tiles(rows, [&](auto tile_rows, std::int64_t r0) {
     for (int lane = 0; lane < tile_rows; ++lane) {
@@ -158,10 +158,11 @@ void sweep(DecodeItem& item, std::int64_t begin, std::int64_t end, bool isolate_
   BlockRows blocks[2];
   BlockRows *now = &blocks[0], *next = &blocks[1];
   const std::int64_t keys = block_keys(item.p), k0 = first / keys * keys;
-  find_block(item, *now, k0, first, min(k0 + keys, last));
+  find_block(item.head, *now, k0, first, last);
   for (std::int64_t k = k0; k < last; k += keys) {
-    const bool more = k + keys < last;
-    if (more) find_block(item, *next, k + keys, k + keys, min(k + 2 * keys, last));
+    bool more = k + keys < last;
+    if (more) find_block(item.head, *next, k + keys, first, last);
+    else if (item.item.next && !isolate_non_finite) more = find_first_block(item.p, *item.item.next, *next);
     load_block(item, *now);
     plan_prefetches(item, now, more ? next : nullptr);
     const bool interval_ends = k > k0 && (k - item.head.low / keys * keys) % (kIntervalBlocks * keys) == 0;

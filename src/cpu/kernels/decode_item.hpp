@@ -21,6 +21,7 @@ inline std::int64_t block_keys(const AttentionParams& p) {
 
 struct AttentionDecodeScratch {
   std::int64_t q_stride, o_stride;    // of rows, padded to whole vectors
+  QueryBlock* q_blocks;               // [rows / kLanes]
   Row* row;                           // of all query blocks
   float* q;                           // Q in tiles of a query block's rows, as DotsTile has them
   float* o;                           // [rows][o_stride] O of this accumulation interval
@@ -38,6 +39,7 @@ struct AttentionDecodeScratch {
   AttentionDecodeScratch(BumpAllocator& allocator, const AttentionShape& shape) {
     const std::int64_t rows = round_up(shape.rows, kLanes);
     q_stride = round_up(shape.d, kLanes), o_stride = round_up(shape.dv, kLanes);
+    q_blocks = allocator.take<QueryBlock>(rows / kLanes);
     row = allocator.take<Row>(rows);
     q = allocator.take<float>(rows * q_stride);
     q_row = allocator.take<float>(q_stride), scaled_row = allocator.take<float>(q_stride);
@@ -117,7 +119,7 @@ struct DecodeItem {
   const Products &k_products, &v_products;
   const std::byte *packed_k[kKeysOfBlock], *packed_v[kKeysOfBlock];
   std::int64_t d, dv;  // row lengths that the products read: at least a whole vector
-  QueryBlock q_blocks[kMaxQueryBlocks];
+  QueryBlock* const q_blocks = w.q_blocks;
   std::int64_t
       score_stride[kMaxQueryBlocks];  // of the query block's scores, from key to key: a power of two up to kLanes
   Prefetcher prefetch_with_dots{nullptr, 0, 0}, prefetch_with_values{nullptr, 0, 0};  // during each product

@@ -7,22 +7,34 @@
 namespace rapt::cpu::RAPT_ISA {
 namespace {
 
-inline void find_rows_of(const DecodeItem& item, const void* data, Strides stride, DType type, const BlockRows& block,
+inline void find_rows_of(const Head& head, const void* data, Strides stride, DType type, const BlockRows& block,
                          const std::byte** row) {
   for (std::int64_t* of_dim : {&stride.b, &stride.h, &stride.s}) *of_dim *= unit_bytes(type);
   const auto* const base = static_cast<const std::byte*>(data);
   row += block.from - block.k0;
-  item.head.for_each_run(stride, block.from, block.end - block.from, [&](auto i, auto end, auto at) {
+  head.for_each_run(stride, block.from, block.end - block.from, [&](auto i, auto end, auto at) {
     for (; i < end; ++i, at += stride.s) row[i] = base + at;
   });
 }
-// Finds the rows of keys [from, end) of the block at k0.
-inline void find_block(const DecodeItem& item, BlockRows& block, std::int64_t k0, std::int64_t from, std::int64_t end) {
-  const AttentionParams& p = item.p;
-  block.k0 = k0, block.from = from, block.end = end;
-  find_rows_of(item, p.k, p.k_stride, p.kv_type, block, block.k);
-  find_rows_of(item, p.v, p.v_stride, p.kv_type, block, block.v);
-  if (p.k_tail.size > 0) find_rows_of(item, p.k_tail.data, p.k_tail.stride, p.k_tail.type, block, block.tail);
+// Finds the rows of keys [first, last) of the block at k0.
+inline void find_block(const Head& head, BlockRows& block, std::int64_t k0, std::int64_t first, std::int64_t last) {
+  const AttentionParams& p = head.p;
+  block.k0 = k0, block.from = max(k0, first), block.end = min(k0 + block_keys(p), last);
+  find_rows_of(head, p.k, p.k_stride, p.kv_type, block, block.k);
+  find_rows_of(head, p.v, p.v_stride, p.kv_type, block, block.v);
+  if (p.k_tail.size > 0) find_rows_of(head, p.k_tail.data, p.k_tail.stride, p.k_tail.type, block, block.tail);
+}
+
+// Finds the first block of another work item. Returns whether it has one.
+inline bool find_first_block(const AttentionParams& p, const WorkItem& item, BlockRows& block) {
+  const Head head(p, item);
+  const std::int64_t row_end = min(item.row_end, head.len_q * p.group), keys = block_keys(p);
+  if (item.row_begin >= row_end) return false;
+  Row first, last;
+  find_rows(head, item.row_begin, 1, &first), find_rows(head, row_end - 1, 1, &last);
+  if (first.first >= last.last) return false;
+  find_block(head, block, first.first / keys * keys, first.first, last.last);
+  return true;
 }
 
 inline Prefetcher prefetch_keys(const DecodeItem& item, const BlockRows* block) {

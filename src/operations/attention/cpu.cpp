@@ -18,9 +18,9 @@ constexpr std::int64_t kAllKeys = std::numeric_limits<std::int64_t>::max();
 // fewer ranges than workers. Otherwise the worker that finishes a range last would combine it while the others wait.
 constexpr std::size_t kMinBytesToCombineTogether = std::size_t{256} << 10;
 constexpr std::int64_t kRowsOfSlice = 8;
-// Work items with fewer multiply-adds (some 10 us) do not repay prefetching for the next one. The limit itself was not
-// measured.
-constexpr double kMinProductsToLookAhead = 5e5;
+// Work items with fewer multiply-adds do not repay prefetching for the next one: of some 10 us, where rows are many too
+// (that limit was not measured), and of attention_decode, which only finds the next item's first keys, some 0.5 us.
+constexpr double kMinProductsToLookAhead = 5e5, kMinProductsToLookAheadInDecode = 2.5e4;
 
 // The workers of one call, which take work items until none is left.
 struct AttentionWorkers {
@@ -81,33 +81,45 @@ struct AttentionWorkers {
   void run(std::int64_t i, Worker& worker, bool goes_on) {
     const auto after = [](std::int64_t item, const SequenceWork& s) { return item < s.first_item; };
     const SequenceWork& s = *(std::upper_bound(list.begin(), list.end(), i, after) - 1);
-    const auto [b, hk, begin, end, split] = place_of(s, params.hk, i - s.first_item);
-    WorkItem item{b, hk, begin, end, 0, kAllKeys, nullptr, b == worker.b && hk == worker.hk};
-    worker.b = b, worker.hk = hk;
-    if (s.splits == 1) {
-      WorkItem next{};
-      if (goes_on && s.cost * static_cast<double>(params.d + params.dv) >= kMinProductsToLookAhead &&
-          i + 1 - s.first_item < s.count * params.hk * s.items_of_head()) {
-        const auto [next_b, next_hk, next_begin, next_end, _] = place_of(s, params.hk, i + 1 - s.first_item);
-        next = {next_b, next_hk, next_begin, next_end, 0, kAllKeys, nullptr};
-        item.next = &next;
-      }
-      return s.kernel->run(params, item, worker.scratch);
+    WorkItem item = work_item(s, i);
+    item.same_keys = item.b == worker.b && item.hk == worker.hk;
+    worker.b = item.b, worker.hk = item.hk;
+    WorkItem next{};
+    if (goes_on && looks_ahead(s)) {
+      const bool same_sequence = i + 1 - s.first_item < s.count * params.hk * s.items_of_head();
+      next = work_item(same_sequence ? s : *(&s + 1), i + 1);
+      item.next = &next;
     }
-
-    const std::int64_t head = (b - s.b) * params.hk + hk;
-    if (split > 0) item.key_begin = s.first_key + split * s.split_keys;
-    if (split + 1 < s.splits) item.key_end = s.first_key + (split + 1) * s.split_keys;
-    item.partial = partials_of(s, head, begin) + split * (end - begin) * partial_floats(params.dv);
     s.kernel->run(params, item, worker.scratch);
-    std::int32_t& done = counter(s, head, begin);
+    if (s.splits == 1) return;
+
+    const std::int64_t head = head_of(s, item);
+    std::int32_t& done = counter(s, head, item.row_begin);
     if (!completes(done, s.splits)) return;
     if (combine_together) std::atomic_ref(done).notify_all();
-    else combine(s, head, begin, end, begin, end, worker.index);
+    else combine(s, head, item.row_begin, item.row_end, item.row_begin, item.row_end, worker.index);
   }
 
-  // The counter of a range of rows, which starts at row `begin`. `head` counts the heads of all sequences that `s`
-  // stands for.
+  bool looks_ahead(const SequenceWork& s) const {
+    const bool decodes = s.kernel->facts.phase == Phase::decode;
+    return s.cost * static_cast<double>(params.d + params.dv) >=
+           (decodes ? kMinProductsToLookAheadInDecode : kMinProductsToLookAhead);
+  }
+  WorkItem work_item(const SequenceWork& s, std::int64_t i) const {
+    const auto [b, hk, begin, end, split] = place_of(s, params.hk, i - s.first_item);
+    WorkItem item{b, hk, begin, end, 0, kAllKeys, nullptr};
+    if (s.splits == 1) return item;
+    if (split > 0) item.key_begin = s.split_begin(split);
+    if (split + 1 < s.splits) item.key_end = s.split_begin(split + 1);
+    item.partial = partials_of(s, head_of(s, item), begin) + split * (end - begin) * partial_floats(params.dv);
+    return item;
+  }
+  // The item's head, counted over the heads of all sequences that `s` stands for.
+  std::int64_t head_of(const SequenceWork& s, const WorkItem& item) const {
+    return (item.b - s.b) * params.hk + item.hk;
+  }
+
+  // The counter of a range of rows, which starts at row `begin`.
   std::int32_t& counter(const SequenceWork& s, std::int64_t head, std::int64_t begin) const {
     return reinterpret_cast<std::int32_t*>(counters())[s.first_counter + head * s.row_items + begin / s.rows_per_item];
   }

@@ -10,6 +10,9 @@
 namespace rapt::cpu {
 namespace {
 
+// The keys of a split, or 8 for each row if that is more. Up to a quarter more keys are not split again: that would
+// cost a work item and partial results, and save little.
+constexpr std::int64_t kSplitKeys = 512;
 // A sequence of at most kFewRows rows has at most this many splits, counted over all of its kv heads.
 constexpr std::int64_t kMaxSplitsOfSequence = 256;
 // A sequence of more rows has its keys split only as far as it then has at most this many work items, counted over all
@@ -24,6 +27,14 @@ constexpr int kFinerIfKept = 2;
 // of work that are worth a worker (docs/internals/cpu_kernels.md); other operations ask for more.
 constexpr double kItemUs = 0.6;
 constexpr double kAttentionWorkerUs = 3;
+
+std::int64_t max_splits(std::int64_t hk, std::int64_t rows) {
+  hk = std::max<std::int64_t>(hk, 1);
+  if (rows > kSplitRows) return 1;
+  const std::int64_t splits =
+      rows <= kFewRows ? kMaxSplitsOfSequence / hk : kMaxSplitItems / (hk * ceil_div(rows, kRowsOfSplitItem));
+  return std::clamp<std::int64_t>(splits, 1, kMaxSplits);
+}
 
 double bytes_of_keys(const AttentionProblem& p) {
   return static_cast<double>(p.b * p.hk) * static_cast<double>(p.sk) * static_cast<double>(p.d + p.dv) *
@@ -58,11 +69,11 @@ std::int64_t rows_of_batch_element(const AttentionProblem& p) {
   return p.hk > 0 ? p.sq * (p.hq / p.hk) : 0;
 }
 
-// The largest number of splits of a head's keys if the head has this many rows. Since work_list() counts keys from a
-// multiple of kSplitAlign on, it may count kSplitAlign - 1 more than sk.
+// The largest number of splits of a head's keys if the head has this many rows. work_list() counts keys from a multiple
+// of kSplitAlign on, up to kSplitAlign - 1 more than rows see.
 std::int64_t max_splits_of(const AttentionProblem& p, std::int64_t rows) {
-  return std::min(max_splits(p.hk, rows),
-                  ceil_div(p.sk + kSplitAlign - 1, min_split_keys(has_positions(p) ? rows : 1)));
+  const std::int64_t unseen = may_start_late(p) ? kSplitAlign - 1 : 0;
+  return split_count(p.sk + unseen, p.hk, rows, has_positions(p));
 }
 // The largest number of partial results that a kv head of one batch element can leave, whatever number of rows it has,
 // up to `rows`.
@@ -116,17 +127,9 @@ void add_workers(AttentionPlan& plan, const AttentionProblem& p, int threads) {
 
 }  // namespace
 
-std::int64_t max_splits(std::int64_t hk, std::int64_t rows) {
-  hk = std::max<std::int64_t>(hk, 1);
-  if (rows > kSplitRows) return 1;
-  const std::int64_t splits =
-      rows <= kFewRows ? kMaxSplitsOfSequence / hk : kMaxSplitItems / (hk * ceil_div(rows, kRowsOfSplitItem));
-  return std::clamp<std::int64_t>(splits, 1, kMaxSplits);
-}
-
-std::int64_t min_split_keys(std::int64_t rows) {
-  // With fewer keys, writing and reading a split's partial results would take too long beside its products.
-  return std::max(kSplitKeys, round_up(8 * rows, kSplitKeys));
+std::int64_t split_count(std::int64_t keys, std::int64_t hk, std::int64_t rows, bool positions) {
+  const std::int64_t wanted = positions ? std::max(kSplitKeys, round_up(8 * rows, kSplitKeys)) : kSplitKeys;
+  return std::clamp<std::int64_t>(ceil_div(keys - wanted / 4, wanted), 1, max_splits(hk, rows));
 }
 
 std::int64_t rows_of_head(const AttentionProblem& problem) {

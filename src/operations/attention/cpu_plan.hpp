@@ -33,16 +33,17 @@ struct AttentionPlan final : EntryPlan {
 // heads and ranges of rows are few, and only so far that the partial results take no more memory than those of
 // kFewRows rows may.
 inline constexpr std::int64_t kFewRows = 64, kSplitRows = 2048;
-// The number of keys in a split is a multiple of kSplitKeys (the last may have fewer), and the first split begins at a
-// multiple of kSplitAlign. Most kernels' blocks divide both, so that no split begins inside a block. The exception is
+// The first split begins at a multiple of kSplitAlign, and all have a multiple of split_align() keys; the last may have
+// fewer. These are multiples of the kernels' blocks, so that no split begins inside a block. The exception is
 // attention_prefill_tiles, whose blocks have 256 keys where d + dv >= 512: if no row sees the first keys, because of a
 // window or a ring, every split may begin in the middle of a block, which it then shares with the split before it.
-inline constexpr std::int64_t kSplitKeys = 512, kSplitAlign = 128;
-// The largest number of splits of a head's keys, and the smallest number of keys in a split. `rows` are those of the
-// head. Gathered keys are a few thousand for each token: for these, max_splits() wants the rows of all tokens together,
-// and min_split_keys() wants 1.
-std::int64_t max_splits(std::int64_t hk, std::int64_t rows);
-std::int64_t min_split_keys(std::int64_t rows);
+inline constexpr std::int32_t kSplitAlign = 128;
+constexpr std::int32_t split_align(std::int64_t d, std::int64_t dv) {
+  return d + dv >= 512 ? 2 * kSplitAlign : kSplitAlign;
+}
+// The number of splits of a head's keys, which rises with them. `rows` are those of the head. Keys without positions
+// are a few thousand for each token: for these, `rows` are those of all tokens together.
+std::int64_t split_count(std::int64_t keys, std::int64_t hk, std::int64_t rows, bool positions);
 
 // `concurrency`: the most workers the executor offers.
 AttentionPlan plan_attention(const AttentionProblem& problem, const AttentionChoice& choice, int concurrency,

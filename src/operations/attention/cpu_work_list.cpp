@@ -33,17 +33,16 @@ std::span<const SequenceWork> work_list(const AttentionPlan& plan, const Attenti
     s.first_key = keys.first / kSplitAlign * kSplitAlign;
     // Heads one after another keep K and V cached. But if later rows see more keys and no kernel keeps packed keys,
     // the most costly work items of all heads come first, so that workers finish together.
-    s.heads_in_turn = plan.threads > 1 && !plan.keeps_keys && p.score.left == kOpen && p.score.right != kOpen;
+    s.heads_in_turn =
+        s.row_items > 1 && plan.threads > 1 && !plan.keeps_keys && p.score.left == kOpen && p.score.right != kOpen;
     s.splits = 1;
-    const std::int64_t max_count = max_splits(p.hk, p.tokens > 0 ? p.tokens * p.group : s.rows);
-    if (s.kernel->facts.phase != Phase::naive && max_count > 1) {
-      const std::int64_t key_count = std::max<std::int64_t>(keys.last - s.first_key, 1);
-      s.split_keys =
-          std::max(round_up(ceil_div(key_count, max_count), kSplitKeys), min_split_keys(p.tokens > 0 ? 1 : s.rows));
-      s.splits = ceil_div(key_count, s.split_keys);
-    }
-    s.cost = static_cast<double>(std::min(s.rows, s.rows_per_item)) *
-             static_cast<double>(s.splits == 1 ? keys.last - keys.first : s.split_keys);
+    const std::int64_t key_count = std::max<std::int64_t>(keys.last - s.first_key, 1);
+    if (s.kernel->facts.phase != Phase::naive)
+      s.splits = split_count(key_count, p.hk, p.tokens > 0 ? p.tokens * p.group : s.rows, p.tokens == 0);
+    s.split_align = split_align(p.d, p.dv), s.key_blocks = ceil_div(key_count, s.split_align);
+    s.cost =
+        static_cast<double>(std::min(s.rows, s.rows_per_item)) *
+        static_cast<double>(s.splits == 1 ? keys.last - keys.first : ceil_div(s.key_blocks, s.splits) * s.split_align);
     std::construct_at(end++, s);
   }
   std::sort(list, end, [](const SequenceWork& x, const SequenceWork& y) {
@@ -71,7 +70,8 @@ ItemPlace place_of(const SequenceWork& s, std::int64_t heads, std::int64_t item)
 
 std::span<WorkQueue> partition_into_queues(std::span<const SequenceWork> all, std::int64_t hk,
                                            std::span<WorkQueue> queues) {
-  if (all.front().heads_in_turn) queues = queues.first(1);
+  if (std::any_of(all.begin(), all.end(), [](const SequenceWork& s) { return s.heads_in_turn; }))
+    queues = queues.first(1);
   const auto cost_of_head = [](const SequenceWork& s) { return s.cost * static_cast<double>(s.items_of_head()); };
   double total = 0, before = 0;
   for (const SequenceWork& s : all) total += cost_of_head(s) * static_cast<double>(s.count * hk);

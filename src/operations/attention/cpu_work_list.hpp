@@ -14,12 +14,15 @@ namespace rapt::cpu {
 struct SequenceWork {
   const AttentionKernel* kernel;
   std::int64_t b, count, rows, rows_per_item, row_items;
-  std::int64_t first_key, split_keys, splits;             // one split has all keys
+  std::int64_t first_key, key_blocks, splits;             // one split has all keys
   std::int64_t first_item, first_partial, first_counter;  // work items, floats and counters of all sequences before
   double cost;                                            // of the most costly item: rows x keys
+  std::int32_t split_align;                               // keys of a key block; the blocks begin at first_key
   bool heads_in_turn;  // work items in turn over heads: the last rows of every head first
 
   std::int64_t items_of_head() const { return row_items * splits; }
+  // The first key of a split. Splits have as many key blocks as each other, or one more.
+  std::int64_t split_begin(std::int64_t split) const { return first_key + key_blocks * split / splits * split_align; }
 };
 
 // The queue of one worker. Other workers take from it when their own are empty.
@@ -41,8 +44,8 @@ struct ItemPlace {
 ItemPlace place_of(const SequenceWork& work, std::int64_t heads, std::int64_t item);
 
 // Distributes a call's work items over queues of about the same cost, whole heads each (some may be empty); or puts
-// them all into the first queue if heads are in turn. Returns the queues that are used. A worker begins with its own
-// queue, whose K and V it finds in its cache, and goes on to the next ones.
+// them all into the first queue if heads of some sequence are in turn. Returns the queues that are used. A worker
+// begins with its own queue, whose K and V it finds in its cache, and goes on to the next ones.
 std::span<WorkQueue> partition_into_queues(std::span<const SequenceWork> all, std::int64_t hk,
                                            std::span<WorkQueue> queues);
 

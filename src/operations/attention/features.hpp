@@ -58,6 +58,10 @@ struct AttentionFeatures : KvFeatures {
 constexpr bool has_positions(const AttentionProblem& p) {
   return AttentionFeatures::of(p) & AttentionFeatures::positions;
 }
+// Whether no row may see a sequence's first keys.
+constexpr bool may_start_late(const AttentionProblem& p) {
+  return p.window_left >= 0 || AttentionFeatures::of(p) & AttentionFeatures::endless;
+}
 
 // Whether sequences of a call may differ in length.
 inline bool has_lengths(const AttentionProblem& p) {

@@ -16,7 +16,7 @@ struct WorkItem {
   // attention_combine here, [row][partial_floats].
   float* partial;
   bool same_keys = false;          // the previous work item with this scratch had the same call, sequence and kv head
-  const WorkItem* next = nullptr;  // the worker's probable next work item, for prefetching
+  const WorkItem* next = nullptr;  // the worker's probable next work item, of any sequence, for prefetching
 };
 
 inline constexpr std::int64_t kMaxSplits = 64;  // the most splits of a row's keys

@@ -232,9 +232,9 @@ TEST_CASE("caches: few rows over quantised keys in many splits", "[kernel][numbe
 
 TEST_CASE("caches: lengths around those at which keys may be split", "[kernel][long]") {
   const DType dtype = each_cache_type();
-  for (const char* keys :
-       {"sk=511", "sk=512", "sk=513 page=1 seqlens", "sk=1024 page=16 seqlens", "sk=1024 ring seqlens",
-        "sk=513 ring seqlens", "sk=1024 ring seqlens window=1017,-1", "sk=513 ring seqlens window=506,-1", "sk=4097"}) {
+  for (const char* keys : {"sk=640", "sk=641", "sk=641 page=1 seqlens", "sk=1024 page=16 seqlens",
+                           "sk=1024 ring seqlens", "sk=641 ring seqlens", "sk=1024 ring seqlens window=1017,-1",
+                           "sk=641 ring seqlens window=634,-1", "sk=1153", "sk=2561", "sk=4097"}) {
     for (const char* rows : {"hq=2 hk=1 sq=1", "hq=1 sq=7"}) {
       const AttentionProblem problem = AttentionProblem::parse("attention d=32 lse causal align=bottom_right " +
                                                                std::string(rows) + " " + keys + cache_words(dtype));
@@ -250,9 +250,10 @@ TEST_CASE("caches: lengths around those at which keys may be split", "[kernel][l
 
 // Tensors that no L2 holds: what the next item begins with is fetched ahead.
 TEST_CASE("caches: table entries that no row sees are not read", "[kernel]") {
-  constexpr std::int64_t kUnseen = 275;  // row 0 sees keys from 1200 - 100 on, which begin a page
-  const AttentionProblem problem =
-      AttentionProblem::parse("attention hq=16 sq=400 sk=1600 d=64 page=4 seqlens window=100,0 align=bottom_right lse");
+  // The first row sees keys from 1200 - 100 on, or from 1596 - 100 on, which begin a page.
+  const auto [sizes, kUnseen] = GENERATE(std::pair("hq=16 sq=400", 275), std::pair("b=4 hq=24 hk=6 sq=4", 374));
+  const AttentionProblem problem = AttentionProblem::parse(
+      "attention sk=1600 d=64 page=4 seqlens window=100,0 align=bottom_right lse " + std::string(sizes));
   Case c(problem, 4), other(problem, 4);  // full
   const std::size_t bytes = size_of(c.block_table.dtype()), unseen = kUnseen * bytes;
   const std::span<const std::byte> table(c.block_table.buffer().data(), c.block_table.buffer().size());
