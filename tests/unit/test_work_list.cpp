@@ -26,6 +26,17 @@ AttentionKernel kernel() {
   return k;
 }
 
+/// The parameters of a dense call.
+AttentionParams params_of(const AttentionProblem& p) {
+  AttentionParams f{};
+  fill_sizes(p, f);
+  f.score.modifier_rows = f.score.modifier_keys = kNoLimit;
+  f.score.left = p.window_left >= 0 ? p.window_left : kOpen;
+  f.score.right = p.causal ? 0 : kOpen;
+  f.score.offset = p.align_offset;
+  return f;
+}
+
 struct Item {
   std::int64_t last_key;
   ItemPlace place;
@@ -35,12 +46,7 @@ struct Item {
 std::vector<Item> items(const AttentionProblem& p, const AttentionKernel& kernel, int threads) {
   const AttentionCandidate candidate{&kernel, nullptr};
   const AttentionPlan plan = plan_attention(p, {&candidate}, threads, std::size_t{2} << 20);
-  AttentionParams f{};
-  fill_sizes(p, f);
-  f.score.modifier_rows = f.score.modifier_keys = kNoLimit;
-  f.score.left = p.window_left >= 0 ? p.window_left : kOpen;
-  f.score.right = p.causal ? 0 : kOpen;
-  f.score.offset = p.align_offset;
+  const AttentionParams f = params_of(p);
   std::vector<Item> all;
   std::vector<SequenceWork> list(static_cast<std::size_t>(plan.max_sequences));
   for (const SequenceWork& s : work_list(plan, f, list.data())) {
@@ -106,11 +112,7 @@ TEST_CASE("work list: splits of keys are about equal, and the plan knows how man
       AttentionProblem p = AttentionProblem::parse("attention " + std::string(text) + " sk=" + std::to_string(keys));
       p.align_offset = p.window_left < 0 ? 0 : keys;  // then keys before keys - 5000 are not seen
       const AttentionPlan plan = plan_attention(p, {&candidate}, 1, std::size_t{2} << 20);
-      AttentionParams f{};
-      fill_sizes(p, f);
-      f.score.modifier_rows = f.score.modifier_keys = kNoLimit;
-      f.score.left = p.window_left >= 0 ? p.window_left : kOpen, f.score.right = kOpen;
-      f.score.offset = p.align_offset;
+      const AttentionParams f = params_of(p);
       SequenceWork room{};
       const SequenceWork& s = work_list(plan, f, &room).front();
       const std::int64_t first = std::max<std::int64_t>(f.score.offset - f.score.left, 0), seen = keys - s.first_key;
@@ -135,14 +137,10 @@ TEST_CASE("work list: workers share a queue only where later rows see more keys"
         std::pair("attention hq=8 sq=2048 d=64 causal", 1), std::pair("attention hq=8 sq=2048 d=64", kThreads)}) {
     const AttentionProblem p = AttentionProblem::parse(text);
     const AttentionPlan plan = plan_attention(p, {&candidate}, kThreads, std::size_t{2} << 20);
-    AttentionParams f{};
-    fill_sizes(p, f);
-    f.score.modifier_rows = f.score.modifier_keys = kNoLimit;
-    f.score.left = kOpen, f.score.right = p.causal ? 0 : kOpen, f.score.offset = p.align_offset;
     SequenceWork room{};
     std::vector<WorkQueue> queues(kThreads);
     INFO(text);
-    CHECK(std::ssize(partition_into_queues(work_list(plan, f, &room), p.hk, queues)) == count);
+    CHECK(std::ssize(partition_into_queues(work_list(plan, params_of(p), &room), p.hk, queues)) == count);
   }
 }
 
