@@ -82,6 +82,12 @@ template <class Bits>
   return vec(_mm512_mask_broadcast_f32x4(x, 0xf000, part(d)));
 }
 
+// Copies n bytes, 0 < n < 64, and zeros up to 64. Reads no other byte.
+#define RAPT_HAVE_MASKED_LOADS
+[[gnu::always_inline]] inline void load_first_bytes(const void* from, std::int64_t n, void* to) {
+  _mm512_store_si512(to, _mm512_maskz_loadu_epi8(_bzhi_u64(~0ULL, static_cast<unsigned>(n)), from));
+}
+
 // 1 / x to 2^-14, exact for powers of 2.
 #define RAPT_HAVE_RCP14
 [[gnu::always_inline]] inline vec rcp14(vec x) {

@@ -36,14 +36,7 @@ inline KvBlock kv_block(const Head& head, const KeyRows& rows, std::int64_t k0, 
   const std::int64_t stride = packed_stride(rows.n), skipped = from - k0;
   if (!pack && head.is_contiguous(from, end - from))
     return {static_cast<const float*>(rows.base) + (head.key_at(s, from) - skipped * s.s), s.s};
-  if (s.s == 1 && s.d != 1 && head.p.page_size == 0 && (set_of(head.p.kv_type) & kFloatTypes)) {
-    with_float_type(head.p.kv_type, [&](auto element) {
-      const auto* src = static_cast<const decltype(element)*>(rows.base) + head.key_at(s, from);
-      pack_columns(src, s.d, end - from, rows.n, packed + skipped * stride, stride);
-    });
-  } else {
-    pack_keys(head, rows, from, end - from, packed + skipped * stride, stride);
-  }
+  pack_keys(head, rows, from, end - from, packed + skipped * stride, stride);
   return {packed, stride};
 }
 

@@ -112,13 +112,50 @@ inline bool keys_begin_with_values(const AttentionParams& p) {
   });
 }
 
+// Transposes rows that are innermost in memory (rows 1 apart, elements `inner` apart) into contiguous rows of
+// `dst_stride` floats, a multiple of kLanes, padded with zeros to whole vectors.
+template <class T>
+[[gnu::noinline]] void pack_columns(const T* src, std::int64_t inner, std::int64_t rows, std::int64_t n, float* dst,
+                                    std::int64_t dst_stride) {
+  for (std::int64_t r0 = 0; r0 < rows; r0 += kLanes) {
+    const std::int64_t nr = min(kLanes, rows - r0);
+    for (std::int64_t j0 = 0; j0 < n; j0 += kLanes) {
+      vec t[kLanes];
+      for (int j = 0; j < kLanes; ++j) t[j] = j0 + j < n ? load_strided(src + r0 + (j0 + j) * inner, 1, nr) : vec(0.f);
+      transpose(t);
+      for (std::int64_t r = 0; r < nr; ++r) store(dst + (r0 + r) * dst_stride + j0, t[r]);
+    }
+  }
+}
+
+// Whether the rows lie as pack_columns() takes them.
+inline bool are_columns(const Head& head, const KeyRows& rows) {
+  const bool plain = !rows.tail && head.p.page_size == 0 && (set_of(head.p.kv_type) & kFloatTypes) != 0;
+  return plain && rows.strides.s == 1 && rows.strides.d != 1;
+}
+
+// Packs rows [j, j + rows). `dst_stride` is a multiple of kLanes.
 [[gnu::noinline]] inline void pack_keys(const Head& head, const KeyRows& from, std::int64_t j, std::int64_t rows,
                                         float* dst, std::int64_t dst_stride, bool dequantize = true) {
   const Quantization& quant = from.quant;
+  if (are_columns(head, from))
+    return with_float_type(head.p.kv_type, [&](auto element) {
+      const auto* src = static_cast<const decltype(element)*>(from.base) + head.key_at(from.strides, j);
+      pack_columns(src, from.strides.d, rows, from.n, dst, dst_stride);
+    });
   const std::int64_t n =
       from.tail ? from.n - from.tail->size : from.n;  // columns in the cache's type; the others are the tail
   with_cache_type(head.p.kv_type, [&](auto unit) {
     const auto* base = static_cast<const decltype(unit)*>(from.base);
+    if (!from.tail && !(quant.scale && dequantize))
+      return head.for_each_run(
+          from.strides, j, rows,
+          [&, s = from.strides.s, d = from.strides.d, to = dst, step = dst_stride](auto r, auto end, auto at) {
+            if constexpr (kPerUnit<decltype(unit)> == 1)
+              if (d == 1 && n < kLanes)
+                for (; r < end; ++r, at += s) store(to + r * step, load_strided(base + at, 1, n));
+            for (; r < end; ++r, at += s) pack_row(base + at, d, n, to + r * step);
+          });
     for (std::int64_t r = 0; r < rows; ++r, dst += dst_stride) {
       if (from.tail) store(dst + (from.n - 1) / kLanes * kLanes, vec(0.f));  // past the last column
       pack_row(base + head.key_at(from.strides, j + r), from.strides.d, n, dst);
@@ -127,22 +164,6 @@ inline bool keys_begin_with_values(const AttentionParams& p) {
       if (from.tail) pack_tail(*from.tail, head.key_at(from.tail->stride, j + r), dst + n);
     }
   });
-}
-
-// Transposes rows that are innermost in memory (rows 1 apart, elements `inner` apart) into contiguous rows of
-// `dst_stride` floats, a multiple of kLanes.
-template <class T>
-[[gnu::noinline]] void pack_columns(const T* src, std::int64_t inner, std::int64_t rows, std::int64_t n, float* dst,
-                                    std::int64_t dst_stride) {
-  for (std::int64_t r0 = 0; r0 < rows; r0 += kLanes) {
-    const std::int64_t nr = min(kLanes, rows - r0);
-    for (std::int64_t j0 = 0; j0 < n; j0 += kLanes) {
-      vec t[kLanes];
-      for (int j = 0; j < kLanes; ++j) t[j] = load_strided(src + r0 + min(j0 + j, n - 1) * inner, 1, nr);
-      transpose(t);
-      for (std::int64_t r = 0; r < nr; ++r) store(dst + (r0 + r) * dst_stride + j0, t[r]);
-    }
-  }
 }
 
 }  // namespace rapt::cpu::RAPT_ISA
