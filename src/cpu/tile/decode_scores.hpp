@@ -74,27 +74,25 @@ struct DecodeScores {
   // finish_scores() of these. `block_max`: the maximum of row i % stride, in lane i.
   [[gnu::noinline]] bool finish(const Head& head, const QueryBlock& q_block, std::int64_t k0, float* block_max) const {
     const ScoreParams& score = head.p.score;
+    const vec neg_m = load(q_block.neg_m), scale(score.scale_log2);
+    // The common case: one addition finishes a score. The scores of keys outside of [begin, end) are -inf, and stay so
+    // as the scale is positive.
+    const bool adds_only = only_adds(score) && score.scale_log2 >= __FLT_MIN__ &&
+                           q_block.first(kLanes - 1) <= k0 + begin && q_block.last(0) >= k0 + end;
+    if (adds_only)
+      return finish_each(
+          head, q_block, k0, block_max, [&](vec x, std::int64_t, const vec& modifier) __attribute__((always_inline)) {
+            return xsimd::select(modifier == minus_infinity(), modifier, fma(x, scale, neg_m + modifier));
+          });
     const FinishLanes<true> lanes(head, q_block.row, k0, begin, end);
     alignas(64) float offset[kLanes];  // of each lane's key from the vector's first
     for (std::int64_t i = 0; i < kLanes; ++i) offset[i] = static_cast<float>(i / stride);
     const bool has_bias_or_mask = score.bias || score.mask;
-    const Modifiers modifiers(head, q_block.row, has_bias_or_mask ? stride : 0);
-    vec top = minus_infinity();
-    auto visible = vec(0.f) != vec(0.f);
-    vec modifier[kLanes];
-    for (std::int64_t x = from(), n = 0; x < to(); x += kLanes, ++n) {
-      const std::int64_t j = x / stride, t = n & (stride - 1);
-      if (has_bias_or_mask && t == 0) load_modifiers(modifiers, k0, j, modifier);
-      const vec key = vec(static_cast<float>(j)) + load(offset);
-      const vec y =
-          lanes.finished(load(s + x), key, load(q_block.neg_m), has_bias_or_mask ? &modifier[t] : nullptr, nullptr);
-      store(s + x, y);
-      top = xsimd::max(top, y);
-      visible = visible | !(y == minus_infinity());
-    }
-    store(block_max, over_period(
-                         top, stride, [](vec a, vec b) __attribute__((always_inline)) { return xsimd::max(a, b); }));
-    return xsimd::any(visible);
+    return finish_each(
+        head, q_block, k0, block_max, [&](vec x, std::int64_t j, const vec& modifier) __attribute__((always_inline)) {
+          const vec key = vec(static_cast<float>(j)) + load(offset);
+          return lanes.finished(x, key, neg_m, has_bias_or_mask ? &modifier : nullptr, nullptr);
+        });
   }
   // The maximum of row i % stride, in lane i.
   vec maximum() const {
@@ -123,6 +121,30 @@ struct DecodeScores {
   }
 
  private:
+  // Finishes each vector by finished(scores, the first one's key, the bias and mask or 0).
+  template <class Finished>
+  [[gnu::always_inline]] bool finish_each(const Head& head, const QueryBlock& q_block, std::int64_t k0,
+                                          float* block_max, const Finished& finished) const {
+    const bool has_bias_or_mask = head.p.score.bias || head.p.score.mask;
+    const Modifiers modifiers(head, q_block.row, has_bias_or_mask ? stride : 0);
+    vec top = minus_infinity();
+    auto visible = vec(0.f) != vec(0.f);
+    vec modifier[kLanes];
+    for (std::int64_t t = 0; !has_bias_or_mask && t < stride; ++t) modifier[t] = vec(0.f);
+    const std::int64_t keys_of_vector = kLanes / stride;
+    std::int64_t j = from() / stride;
+    for (std::int64_t x = from(), n = 0; x < to(); x += kLanes, ++n, j += keys_of_vector) {
+      const std::int64_t t = n & (stride - 1);
+      if (has_bias_or_mask && t == 0) load_modifiers(modifiers, k0, j, modifier);
+      const vec y = finished(load(s + x), j, modifier[t]);
+      store(s + x, y);
+      top = xsimd::max(top, y);
+      visible = visible | !(y == minus_infinity());
+    }
+    store(block_max, over_period(
+                         top, stride, [](vec a, vec b) __attribute__((always_inline)) { return xsimd::max(a, b); }));
+    return xsimd::any(visible);
+  }
   // Those of kLanes keys from the block's key j on, as scores lie. Of keys outside of [begin, end) nothing is read.
   void load_modifiers(const Modifiers& modifiers, std::int64_t k0, std::int64_t j, vec (&modifier)[kLanes]) const {
     const std::int64_t key = max(j, begin);

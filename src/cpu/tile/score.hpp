@@ -17,6 +17,11 @@ inline bool needs_finish(const ScoreParams& s) {
   return has_modifiers(s) || !(s.scale_log2 >= __FLT_MIN__);
 }
 
+// Whether one addition finishes a scaled score, of the row's -m and the bias or mask.
+inline bool only_adds(const ScoreParams& s) {
+  return !s.alibi && s.softcap_log2 == 0;
+}
+
 // c * tanh(x / c) by tanh(y) = (e^2y - 1) / (e^2y + 1), which keeps its relative precision near 0.
 inline vec softcap(vec x, float c) {
   const vec y = x * vec(1 / c);
@@ -43,6 +48,8 @@ class Modifiers {
       mask_[i] = score_.mask ? modifier_index(score_.mask_stride, place) : 0;
       alike_ &= bias_[i] == bias_[0] && mask_[i] == mask_[0];
     }
+    const bool one_per_row = (!score_.bias || score_.bias_stride.d == 0) && (!score_.mask || score_.mask_stride.d == 0);
+    if (one_per_row && !alike_ && rows == kLanes) load_all_keys();
   }
 
   // Of `n` keys from `key` on: modifier[row][key] is the scaled bias, or -inf where masked.
@@ -56,6 +63,8 @@ class Modifiers {
       alignas(64) float of_keys[kLanes];
       store(of_keys, modifier[0]);
       for (int j = 0; j < kLanes; ++j) modifier[j] = vec(of_keys[j]);
+    } else if (one_per_row_) {
+      for (vec& x : modifier) x = of_rows_;
     } else {
       load_rows(key, n, kLanes, modifier);
       transpose(modifier);
@@ -63,6 +72,13 @@ class Modifiers {
   }
 
  private:
+  // For rows that have one modifier for all keys.
+  [[gnu::noinline]] void load_all_keys() {
+    vec modifier[kLanes];
+    load_rows(0, kLanes, kLanes, modifier);
+    transpose(modifier);
+    of_rows_ = modifier[0], one_per_row_ = true;
+  }
   [[gnu::always_inline]] void load_rows(std::int64_t key, std::int64_t n, std::int64_t rows,
                                         vec (&modifier)[kLanes]) const {
     if (score_.bias) {
@@ -101,6 +117,8 @@ class Modifiers {
   const std::int64_t rows_;
   std::int64_t bias_[kLanes], mask_[kLanes];  // the elements of key 0
   bool alike_ = true;                         // all rows have the same
+  bool one_per_row_ = false;                  // a vector of rows has of_rows_ for every key
+  vec of_rows_;
 };
 
 // Calls f(t, modifier[t]) for t in [0, n). All of a whole vector stay in registers.
@@ -184,7 +202,7 @@ template <bool kModified, bool kSaturates = false>
   };
   if (kModified && (score.bias || score.mask)) {
     const Modifiers modifiers(head, q_block.row + lane, kLanes);
-    const bool adds_only = !score.alibi && score.softcap_log2 == 0 && lanes.see_all(begin, end);
+    const bool adds_only = only_adds(score) && lanes.see_all(begin, end);
     const vec scale(score.scale_log2);
     vec modifier[kLanes];
     for (std::int64_t j = begin; j < end; j += kLanes) {

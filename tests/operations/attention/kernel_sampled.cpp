@@ -97,6 +97,43 @@ TEST_CASE("every head dimension from 1 to 576 in steps", "[kernel]") {
   }
 }
 
+// Kernels transpose such keys and values a block at a time.
+TEST_CASE("few rows over keys and values whose columns are contiguous", "[kernel]") {
+  const DType dtype = each_type();
+  for (const char* words :
+       {"hq=2 sq=1 sk=300 d=64", "hq=4 hk=2 sq=1 sk=77 d=5 dv=40 bias=bhk", "hq=2 sq=9 sk=130 d=40 dv=7",
+        "hq=2 sq=3 sk=130 d=24 dv=17 causal align=bottom_right window=50,0",
+        "b=2 hq=8 hk=1 sq=2 sk=65 d=80 bias=hqk mask=bk seqlens"})
+    for (const Placement placement : {Placement::front, Placement::back}) {
+      const std::string text = std::string("attention lse ") + words;
+      Case rows(typed(text, dtype), 3, placement), columns(typed(text + " layout=bhds", dtype), 3, placement);
+      for (Case* c : {&rows, &columns}) c->protect_inputs();
+      AttentionArgs keys = rows.args(), values = rows.args();
+      keys.kv.k = columns.args().kv.k, values.kv.v = columns.args().kv.v;
+      check_every_entry(rows, keys);
+      check_every_entry(rows, values);
+      check_every_entry(columns);
+    }
+  // What pads the last column's vector multiplies no number.
+  for (const float sign : {1.f, -1.f}) {
+    Case c(typed("attention layout=bhds hq=2 sq=2 sk=70 d=5 dv=3 lse", dtype));
+    for (const int64_t i : {0, 1}) c.q.at({0, 1, i, 4}) = 1;
+    c.k.at({0, 1, 66, 4}) = sign * HUGE_VALF;
+    check_every_entry(c);
+  }
+}
+
+TEST_CASE("few rows under every modifier", "[kernel]") {
+  const DType dtype = each_type();
+  for (const char* rows : {"hq=2 sq=1", "hq=4 hk=2 sq=1", "hq=2 sq=3", "hq=3 hk=1 sq=2", "hq=1 sq=16"})
+    for (const char* modifiers :
+         {"bias=bhqk", "bias=q mask=q", "bias=q scale=-0.2", "mask=hq", "mask=qk scale=0", "bias=k softcap=4",
+          "mask=bqk alibi align=bottom_right", "bias=hk causal window=40,0 align=bottom_right", "bias=hq mask=k sinks",
+          "bias=qk dropout=0.3"})
+      for (const char* keys : {" sk=150 d=8", " sk=70 d=40 dv=24"})
+        check_every_entry(typed(std::string("attention lse ") + rows + keys + " " + modifiers, dtype), 5);
+}
+
 // Sizes for which tensor cores have kernels of their own, of several tiles and blocks of keys.
 TEST_CASE("heads of 129 to 256 columns", "[kernel][long]") {
   for (const char* sizes :
