@@ -17,7 +17,6 @@
 // bits. If a head has several work items, dQ is in the workspace, and its items process a chunk one after another; if
 // the items are splits, each has a dQ of its own.
 #include "cpu/kernels/backward_chunk.hpp"
-#include "cpu/tile/bump_allocator.hpp"
 
 namespace rapt::cpu::RAPT_ISA {
 namespace {
@@ -42,6 +41,7 @@ struct ItemState {
 
 struct AttentionBackwardScratch {
   ItemState* state;
+  bool* started;               // [blocks of keys] whether dk and dv of the block hold sums; garbage until then
   float *dk, *dv;              // [keys of the item][Strips::floats()]
   float *k, *v;                // the item's keys and values, where they must be packed
   float* clean_k;              // a block of keys with non-finite elements replaced by 0
@@ -51,10 +51,12 @@ struct AttentionBackwardScratch {
   float *s, *ds, *derivative;  // all query blocks
   float *neg_m, *neg_delta;
   float *zero, *discarded;  // a row of zeros, a row that is written, never read
+  FewRows few_rows;
 
   AttentionBackwardScratch(BumpAllocator& allocator, const BackwardShape& p) {
     const std::int64_t padded = round_up(max(p.keys, 1), kBlockK);
     state = allocator.take<ItemState>(1);
+    started = allocator.take<bool>(padded / kBlockK);
     dk = allocator.take<float>(padded * Strips(p.d).floats());
     dv = allocator.take<float>(padded * Strips(p.dv).floats());
     k = allocator.take<float>(padded * packed_stride(p.d));
@@ -73,6 +75,7 @@ struct AttentionBackwardScratch {
     neg_delta = allocator.take<float>(kChunkRows);
     zero = allocator.take<float>(kWidth);
     discarded = allocator.take<float>(kWidth);
+    few_rows = FewRows(allocator, p.d, p.dv);
   }
 };
 
@@ -84,7 +87,9 @@ struct GradTile {
   std::int64_t count;
   float* GradQueryBlock::*p;  // P or dS
   std::int64_t key;
-  const float* x;  // the strip: rows of kW vectors
+  const float* x;     // the strip: rows of kW vectors
+  const float* base;  // the sums so far, in rows of base_stride; or, with 0, one row of zeros
+  std::int64_t base_stride;
   float* dst;
   std::int64_t dst_stride;
 
@@ -104,13 +109,11 @@ struct GradTile {
 #pragma GCC unroll 16
     for (int i = 0; i < kR; ++i)
 #pragma GCC unroll 4
-      for (int v = 0; v < kV; ++v) {
-        float* const at = dst + i * dst_stride + v * kLanes;
-        store(at, load(at) + acc[i][v]);
-      }
+      for (int v = 0; v < kV; ++v)
+        store(dst + i * dst_stride + v * kLanes, load(base + i * base_stride + v * kLanes) + acc[i][v]);
   }
   [[gnu::always_inline]] void advance(int rows) {
-    key += rows, dst += rows * dst_stride;
+    key += rows, base += rows * base_stride, dst += rows * dst_stride;
   }
 };
 
@@ -123,9 +126,9 @@ std::int64_t last_of(const GradQueryBlock& q_block, std::int64_t n) {
   return q_block.segments.count == 0 ? 0 : min(round_up(q_block.segments.end[q_block.vecs - 1], kMaxTile), n);
 }
 
-// dst += P^T dO or dS^T Q, for n keys of the block.
+// dst += P^T dO or dS^T Q, for n keys of the block. `zero`: a row of zeros if dst has no sums yet, else null.
 void add_products(const GradQueryBlock* q_blocks, std::int64_t count, float* GradQueryBlock::*p, const float* x,
-                  Strips strips, std::int64_t n, float* dst) {
+                  Strips strips, std::int64_t n, float* dst, const float* zero) {
   for (std::int64_t i = 0; i < strips.count; ++i) {
     const std::int64_t begin = strips.begin(i), vecs = strips.begin(i + 1) - begin;
     const float* strip = x + begin * kLanes * kChunkRows;
@@ -140,12 +143,15 @@ void add_products(const GradQueryBlock* q_blocks, std::int64_t count, float* Gra
           if (q_blocks[q_block].segments.count != 0 && edge > key) stop = min(stop, edge);
       bool visible = false;
       for (std::int64_t q_block = a; q_block < b; ++q_block) visible |= q_blocks[q_block].visible;
+      float* const sums = dst + key * strips.floats() + begin * kLanes;
       if (visible)
         with_vecs(vecs, [&](auto v) {
-          tiles<v>(GradTile<v>{q_blocks + a, b - a, p, key, strip, dst + key * strips.floats() + begin * kLanes,
+          tiles<v>(GradTile<v>{q_blocks + a, b - a, p, key, strip, zero ? zero : sums, zero ? 0 : strips.floats(), sums,
                                strips.floats()},
                    stop - key);
         });
+      else if (zero)
+        for (std::int64_t j = key; j < stop; ++j) fill(sums + (j - key) * strips.floats(), vecs * kLanes, 0);
       key = stop;
     }
   }
@@ -248,7 +254,11 @@ void add_block_gradients(const AttentionBackwardParams& p, const Head& head, Gra
   }
   differentiate<kW>(head, q_block, k0, w.zero);
   if (p.grad_alibi || q_block.derivative) finish_modifiers(head, q_block, k0, p);
-  if (p.grad_q) {
+  if (p.grad_q && q_block.few) {
+    if (!q_block.started) fill(q_block.ot, p.d * q_block.width, 0);
+    add_few_to_rows(q_block, p.d, clean, c.begin, c.end[0]);
+    q_block.started = true;
+  } else if (p.grad_q) {
     std::int64_t keys[kW];
     for (int v = 0; v < kW; ++v) keys[v] = max(c.end[v] - c.begin, 0);
     tiles<kW>(
@@ -268,12 +278,11 @@ void begin(const AttentionBackwardParams& p, const BackwardItem& item, std::byte
   const ItemKeys keys = keys_of(head, item);
   BumpAllocator allocator(scratch);
   const AttentionBackwardScratch w(allocator, shape_of(p, item));
-  fill(w.dk, (keys.end - keys.begin) * Strips(p.d).floats(), 0);
-  fill(w.dv, (keys.end - keys.begin) * Strips(p.dv).floats(), 0);
   fill(w.zero, kWidth, 0);
   vec poison(0.f);
   for (std::int64_t k0 = keys.begin; k0 < keys.end; k0 += kBlockK) {
     const std::int64_t n = min(kBlockK, keys.end - k0), at = k0 - keys.begin;
+    w.started[at / kBlockK] = false;
     const KvBlock kb = kv_block(head, {p.k, p.k_stride, p.k_quant, p.d}, k0, k0, k0 + n, must_pack_keys_twice(p),
                                 w.k + at * packed_stride(p.d));
     kv_block(head, {p.v, p.v_stride, p.v_quant, p.dv}, k0, k0, k0 + n, must_pack_value_rows(p),
@@ -283,6 +292,16 @@ void begin(const AttentionBackwardParams& p, const BackwardItem& item, std::byte
         poison = fma(load_strided(kb.data + j * kb.stride + c, 1, min(kLanes, p.d - c)), vec(0.f), poison);
   }
   w.state->finite_keys = xsimd::all(poison == vec(0.f));
+}
+
+// Clears dK and dV of the n keys from the item's key `at` on, a block, if they hold no sums yet.
+void clear_unless_started(const AttentionBackwardScratch& w, const AttentionBackwardParams& p, std::int64_t at,
+                          std::int64_t n) {
+  bool& started = w.started[at / kBlockK];
+  if (started) return;
+  fill(w.dk + at * Strips(p.d).floats(), n * Strips(p.d).floats(), 0);
+  fill(w.dv + at * Strips(p.dv).floats(), n * Strips(p.dv).floats(), 0);
+  started = true;
 }
 
 // A block of the work item's keys, in place or as begin() packed it.
@@ -324,6 +343,7 @@ void add_rows(const AttentionBackwardParams& p, const BackwardItem& item, std::i
   for (std::int64_t i = 0; i < count; ++i) {
     GradQueryBlock& q_block = q_blocks[i];
     prepare_query_block(p, head, q_block);
+    if (q_block.rows <= kFewRows && p.d >= kLanes && p.dv >= kLanes) put_few_rows(p, q_block, w.few_rows);
     q_block.started = !is_first;
     if (is_first) fill(q_block.dslope, q_block.width, 0);
   }
@@ -356,12 +376,16 @@ void add_rows(const AttentionBackwardParams& p, const BackwardItem& item, std::i
     }
     float* const dk = w.dk + at * Strips(p.d).floats();
     float* const dv = w.dv + at * Strips(p.dv).floats();
+    if (!finite) clear_unless_started(w, p, at, n);
     for (std::int64_t i = 0; i < count; ++i)
       with_vecs(q_blocks[i].vecs, [&](auto vecs) {
         add_block_gradients<vecs>(p, head, q_blocks[i], k0, n, kb, vb, clean, finite, dk, dv, w);
       });
-    if (p.grad_v) add_products(q_blocks, count, &GradQueryBlock::s, w.dout, Strips(p.dv), n, dv);
-    if (p.grad_k) add_products(q_blocks, count, &GradQueryBlock::ds, w.q, Strips(p.d), n, dk);
+    bool& started = w.started[at / kBlockK];
+    const float* const zero = started ? nullptr : w.zero;
+    if (p.grad_v) add_products(q_blocks, count, &GradQueryBlock::s, w.dout, Strips(p.dv), n, dv, zero);
+    if (p.grad_k) add_products(q_blocks, count, &GradQueryBlock::ds, w.q, Strips(p.d), n, dk, zero);
+    started = true;
   }
 
   for (std::int64_t i = 0; i < count; ++i) {
@@ -378,6 +402,9 @@ void end(const AttentionBackwardParams& p, const BackwardItem& item, std::byte* 
   const Head head(p, all_rows(item));
   BumpAllocator allocator(scratch);
   const AttentionBackwardScratch w(allocator, shape_of(p, item));
+  const ItemKeys keys = keys_of(head, item);
+  for (std::int64_t at = 0; at < keys.end - keys.begin; at += kBlockK)
+    clear_unless_started(w, p, at, min(kBlockK, keys.end - keys.begin - at));
   const auto rows = [](const float* sums, std::int64_t n) {
     return [=](std::int64_t key, std::int64_t c) -> KeySums {
       return {sums + key * Strips(n).floats() + c, Strips(n).floats()};

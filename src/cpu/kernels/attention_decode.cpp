@@ -59,10 +59,7 @@ void make_query_block(DecodeItem& item, std::int64_t i, std::int64_t r, std::int
           pack_row(q + row_at(p.q_stride, item.head, row), p.q_stride.d, p.d, w.q_row);
         });
       if (item.deinterleaves_keys()) deinterleave(w.q_row, p.d);
-      float* q = w.q + (at + r0) * w.q_stride + lane * kLanes;
-      for (std::int64_t c = 0; c < item.d; c += kLanes, q += tile_rows * kLanes) {
-        store(q, c + kLanes <= item.d ? load(w.q_row + c) : load_tail(w.q_row, item.d));
-      }
+      put_query(w.q_row, item.d, tile_rows, w.q + (at + r0) * w.q_stride + lane * kLanes);
     }
   });
   start(item, i);

@@ -3,7 +3,9 @@
 
 #include "cpu/kernels/backward_pool.hpp"
 #include "cpu/kernels/backward_rows.hpp"
+#include "cpu/tile/bump_allocator.hpp"
 #include "cpu/tile/causal_segments.hpp"
+#include "cpu/tile/decode_products.hpp"
 #include "cpu/tile/dropout.hpp"
 #include "cpu/tile/key_block.hpp"
 #include "cpu/tile/mma.hpp"
@@ -16,16 +18,38 @@ constexpr std::int64_t kWidth = kVecs * kLanes;
 // The chunk size: P and dS of a chunk and a block of keys stay in L2, and dK and dV are summed over so many rows
 // before they are rounded again.
 constexpr std::int64_t kChunkQueryBlocks = 96 / kWidth, kChunkRows = kChunkQueryBlocks * kWidth;
+// Up to so many rows of a query block, lanes along d and dv compute scores, dP and dQ faster than lanes along rows,
+// most of which would be empty. (Not measured with four lanes.)
+constexpr std::int64_t kFewRows = kLanes >= 8 ? kLanes / 4 : 0;
+// Scratch of few rows.
+struct FewRows {
+  float *q, *dout;        // in tiles, as DotsTile has them
+  float* row;             // of q or dout
+  const std::byte** key;  // [kBlockK] the block's rows of K or V
+  float* dots;            // [kBlockK, and those that a tile computes past the last][rows, rounded up]
+  float* sums;            // of dQ over a block of keys
+
+  FewRows() = default;
+  FewRows(BumpAllocator& allocator, std::int64_t d, std::int64_t dv)
+      : q(allocator.take<float>(kRowsOfTile * round_up(d, kLanes))),
+        dout(allocator.take<float>(kRowsOfTile * round_up(dv, kLanes))),
+        row(allocator.take<float>(round_up(max(d, dv), kLanes))),
+        key(allocator.take<const std::byte*>(kBlockK)),
+        dots(allocator.take<float>((kBlockK + kMaxKeysOfTile) * kRowsOfTile + kLanes)),
+        sums(allocator.take<float>(kRowsOfTile * round_up(d, kLanes))) {}
+};
+
 // A query block of the chunk. Its S^T, then P^T, lies at s, [kBlockK][width], and dP^T, then dS^T, at ds.
 struct GradQueryBlock : QueryBlock {
   std::int64_t lane = 0;    // its first lane within the chunk
   float* dout_t = nullptr;  // [dv][width]
   float *s = nullptr, *ds = nullptr;
-  float* derivative = nullptr;  // [kBlockK][width] of the scores; null: all are 1
-  float* neg_delta = nullptr;   // [width]
-  float* dslope = nullptr;      // [width] sum of dS times the distance, for dalibi
-  BlockSegments segments{};     // of the current block of keys
-  bool visible = false;         // some row sees one of the block's keys
+  float* derivative = nullptr;   // [kBlockK][width] of the scores; null: all are 1
+  float* neg_delta = nullptr;    // [width]
+  float* dslope = nullptr;       // [width] sum of dS times the distance, for dalibi
+  BlockSegments segments{};      // of the current block of keys
+  bool visible = false;          // some row sees one of the block's keys
+  const FewRows* few = nullptr;  // set if the block has few rows and its rows are in tiles there
 };
 
 // Cuts `rows` rows into query blocks, whose lanes are consecutive in scratch. `set_up(q_block, first_row)` sets each
@@ -119,6 +143,52 @@ inline void prepare_query_block(const AttentionBackwardParams& p, const Head& he
     for (std::int64_t c = 0; c < p.dv; ++c) q_block.dout_t[c * q_block.width + __builtin_ctzll(without_dp)] = 0;
 }
 
+// Puts Q and dO of a query block of few rows into tiles.
+inline void put_few_rows(const AttentionBackwardParams& p, GradQueryBlock& q_block, const FewRows& few) {
+  const auto put = [&](const float* transposed, std::int64_t n, float* tiles) {
+    with_row_tiles(q_block.rows, [&](auto tile_rows, std::int64_t r0) {
+      for (std::int64_t i = 0; i < tile_rows; ++i) {
+        for (std::int64_t c = 0; c < n; ++c) few.row[c] = transposed[c * q_block.width + r0 + i];
+        put_query(few.row, n, tile_rows, tiles + r0 * round_up(n, kLanes) + i * kLanes);
+      }
+    });
+  };
+  put(q_block.qt, p.d, few.q);
+  put(q_block.dout_t, p.dv, few.dout);
+  q_block.few = &few;
+}
+
+inline void find_keys(const FewRows& few, KvBlock kv, std::int64_t begin, std::int64_t end) {
+  for (std::int64_t j = begin; j < end; ++j) few.key[j] = reinterpret_cast<const std::byte*>(kv.data + j * kv.stride);
+}
+// dst[key][lane] = x . k, for keys [begin, end) of the block and rows x in `tiles`. Lanes of no row get numbers that
+// are not used.
+inline void multiply_few(const GradQueryBlock& q_block, const float* tiles, std::int64_t n, KvBlock kv,
+                         std::int64_t begin, std::int64_t end, float* dst) {
+  const FewRows& few = *q_block.few;
+  const std::int64_t stride = q_block.rows <= 2 ? q_block.rows : kRowsOfTile;
+  find_keys(few, kv, begin, end);
+  store_any(few.dots + end * stride, vec(0.f));  // where lanes of no row may read more than the products write
+  Prefetcher none;
+  kProducts<AsStored<float>>.dots(q_block.rows, tiles, round_up(n, kLanes), n, few.key, {}, begin, end, few.dots,
+                                  stride, none);
+  for (std::int64_t j = begin; j < end; ++j) store(dst + j * kLanes, load_any(few.dots + j * stride));
+}
+// dQ^T += K^T dS^T for these keys.
+inline void add_few_to_rows(const GradQueryBlock& q_block, std::int64_t n, KvBlock kb, std::int64_t begin,
+                            std::int64_t end) {
+  const FewRows& few = *q_block.few;
+  const std::int64_t stride = round_up(n, kLanes);
+  find_keys(few, kb, begin, end);
+  fill(few.sums, round_up(q_block.rows, kRowsOfTile) * stride, 0);
+  Prefetcher none;
+  kProducts<AsStored<float>>.add(q_block.rows, q_block.ds, kLanes, few.key, {}, n, begin, end, few.sums, stride, none);
+  for (std::int64_t c = 0; c < n; ++c) {
+    const std::int64_t at = c < n / kLanes * kLanes ? c : c + stride - n;  // the last vector overlaps the one before
+    for (std::int64_t r = 0; r < q_block.rows; ++r) q_block.ot[c * kLanes + r] += few.sums[r * stride + at];
+  }
+}
+
 // Gathered keys are scattered in memory, so they are always packed.
 inline bool must_pack_value_rows(const AttentionBackwardParams& p) {
   return p.kv_type != DType::f32 || p.v_stride.d != 1 || p.tokens > 0;
@@ -172,14 +242,19 @@ bool score(const Head& head, GradQueryBlock& q_block, std::int64_t k0, std::int6
   for (int i = 0; i < c.count; ++i) {
     const Segment& g = c.segment[i];
     const std::int64_t lane = g.vec * kLanes, at = g.begin * q_block.width + lane;
-    with_vecs<kW>(kW - g.vec, [&](auto vecs) {
-      tiles<vecs>(ScoresTile<kW>{kb.data + g.begin * kb.stride, kb.stride, head.p.d, q_block.qt + lane, q_block.s + at,
-                                 discarded},
-                  g.end - g.begin);
-      tiles<vecs>(ScoresTile<kW>{vb.data + g.begin * vb.stride, vb.stride, head.p.dv, q_block.dout_t + lane,
-                                 q_block.ds + at, discarded},
-                  g.end - g.begin);
-    });
+    if (q_block.few) {
+      multiply_few(q_block, q_block.few->q, head.p.d, kb, g.begin, g.end, q_block.s);
+      multiply_few(q_block, q_block.few->dout, head.p.dv, vb, g.begin, g.end, q_block.ds);
+    } else {
+      with_vecs<kW>(kW - g.vec, [&](auto vecs) {
+        tiles<vecs>(ScoresTile<kW>{kb.data + g.begin * kb.stride, kb.stride, head.p.d, q_block.qt + lane,
+                                   q_block.s + at, discarded},
+                    g.end - g.begin);
+        tiles<vecs>(ScoresTile<kW>{vb.data + g.begin * vb.stride, vb.stride, head.p.dv, q_block.dout_t + lane,
+                                   q_block.ds + at, discarded},
+                    g.end - g.begin);
+      });
+    }
     if (!g.masked) continue;
     for (std::int64_t v = g.vec; v < kW; ++v)
       visible |= (modified ? finish_scores<true> : finish_scores<false>)(head, q_block, v, k0, g.begin, g.end,
@@ -251,6 +326,12 @@ inline void store_rows(const Gradient& to, const Head& head, const QueryBlock& q
 #pragma GCC unroll 16
         for (int j = 0; j < kLanes; ++j)
           r[j] = fma(load(q_block.ot + min(c0 + j, n - 1) * q_block.width + lane), vec(scale), vec(0.f));
+        if (to.stride.s == 1 && to.stride.d != 1 && head.p.group == 1) {  // columns are contiguous
+          auto* const first = base + row_at(to.stride, head, q_block.row[lane]);
+          for (std::int64_t j = 0; j < count; ++j)
+            store_strided(first + (c0 + j) * to.stride.d, 1, min(kLanes, q_block.rows - lane), r[j]);
+          continue;
+        }
         transpose(r);
         for (std::int64_t i = 0; i < min(kLanes, q_block.rows - lane); ++i)
           store_strided(base + row_at(to.stride, head, q_block.row[lane + i]) + c0 * to.stride.d, to.stride.d, count,
@@ -292,6 +373,27 @@ struct KeySums {
   const float* data;
   std::int64_t stride;  // floats from key to key
 };
+// store_keys() where the gradient's columns are contiguous in memory, and its rows are not.
+template <class T, class SumsOf>
+[[gnu::noinline]] void store_columns(const Gradient& to, const Head& head, const BackwardItem& item, std::int64_t n,
+                                     float scale, const SumsOf& sums_of, T* base) {
+  const ItemKeys keys = keys_of(head, item);
+  base += head.key_at(to.stride, keys.begin);
+  const std::int64_t count = keys.end - keys.begin, end = max(item.clear_end - keys.begin, count);
+  for (std::int64_t j = 0; j < count; j += kLanes)
+    for (std::int64_t c0 = 0; c0 < n; c0 += kLanes) {
+      const KeySums sums = sums_of(j / 32 * 32, c0 / 32 * 32);
+      const float* const from = sums.data + j % 32 * sums.stride + c0 % 32;
+      vec columns[kLanes];
+      for (std::int64_t i = 0; i < kLanes; ++i) columns[i] = fma(load(from + i * sums.stride), vec(scale), vec(0.f));
+      transpose(columns);
+      for (std::int64_t c = 0; c < min(kLanes, n - c0); ++c)
+        store_strided(base + j + (c0 + c) * to.stride.d, 1, min(kLanes, count - j), columns[c]);
+    }
+  for (std::int64_t c = 0; c < n; ++c)
+    for (std::int64_t j = count; j < end; j += kLanes)
+      store_strided(base + j + c * to.stride.d, 1, min(kLanes, end - j), vec(0.f));
+}
 // Stores sums of dK or dV, times the scale, as the gradient; keys that do not exist get 0. sums_of(j, c) returns the
 // sums of 32 keys from the work item's key j on and 32 columns from c on; both are multiples of 32.
 template <class SumsOf>
@@ -308,6 +410,8 @@ void store_keys(const Gradient& to, const Head& head, const BackwardItem& item, 
       for (std::int64_t c = whole; c < n; c += kLanes)
         store_strided(row + c * inner, inner, min(kLanes, n - c), gradient(c));
     };
+    if (to.stride.s == 1 && inner != 1 && head.p.page_size == 0)  // columns are contiguous
+      return store_columns(to, head, item, n, scale, sums_of, base);
     for (std::int64_t j = keys.begin; j < keys.end; ++j) {
       const std::int64_t i = (j - keys.begin) % 32, j0 = j - keys.begin - i;
       store_row(

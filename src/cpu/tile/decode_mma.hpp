@@ -86,6 +86,13 @@ template <class T>
   return cast_to_float(xsimd::select(covered > ivec::load_aligned(kLane), ivec(0), x));
 }
 
+// Writes a row of d >= kLanes elements to a tile of queries for DotsTile, [ceil(d / kLanes)][rows][kLanes]. `to` is the
+// row's first vector there.
+inline void put_query(const float* row, std::int64_t d, std::int64_t rows, float* to) {
+  for (std::int64_t c = 0; c < d; c += kLanes, to += rows * kLanes)
+    store(to, c + kLanes <= d ? load(row + c) : load_tail(row, d));
+}
+
 // s[key][row] = q[row] . k[key] for kR rows and so many keys that their scores fill vectors; a few keys at a time,
 // enough sums to cover the latency of an FMA.
 template <class Reader, int kR>

@@ -164,6 +164,19 @@ TEST_CASE("backward: Inf in a value or in a gradient propagates", "[kernel][numb
   }
 }
 
+TEST_CASE("backward: NaN and Inf among few rows", "[kernel][numbers]") {
+  const DType dtype = GENERATE(DType::f32, DType::bf16, DType::f16);
+  for (const int64_t sq : {1, 3, 50}) {
+    const Before before(typed_backward("b=2 hq=2 sq=" + std::to_string(sq) + " sk=150 d=24 dv=40", dtype));
+    check_intruder(before, [&](BackwardCase& c) { c.inputs.q.at({1, 1, sq - 1, 3}) = kNan; });
+    check_intruder(before, [](BackwardCase& c) { c.inputs.k.at({1, 0, 149, 23}) = kNan; });
+    for (const float value : {kNan, kInf}) {
+      check_intruder(before, [&](BackwardCase& c) { c.inputs.v.at({1, 0, 140, 39}) = value; });
+      check_intruder(before, [&](BackwardCase& c) { c.dout.at({1, 1, sq - 1, 39}) = value; });
+    }
+  }
+}
+
 TEST_CASE("backward: hidden keys and values may hold anything", "[kernel][numbers]") {
   const DType dtype = GENERATE(DType::f32, DType::bf16, DType::f16);
   const float value = GENERATE(kNan, kInf);
