@@ -1,5 +1,5 @@
 // attention_backward in fp32: dq, dk, dv from q, k, v, out, lse and dout; no S x S matrix. Lanes are queries, as in
-// attention_prefill, whose products and scores it shares.
+// attention_prefill, whose products and scores it shares; for few queries they are columns, as in attention_decode.
 //
 // A work item is a range of keys of one kv head. Its dK and dV stay in scratch while the query rows pass in chunks:
 //

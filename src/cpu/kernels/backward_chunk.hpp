@@ -21,6 +21,7 @@ constexpr std::int64_t kChunkQueryBlocks = 96 / kWidth, kChunkRows = kChunkQuery
 // Up to so many rows of a query block, lanes along d and dv compute scores, dP and dQ faster than lanes along rows,
 // most of which would be empty. (Not measured with four lanes.)
 constexpr std::int64_t kFewRows = kLanes >= 8 ? kLanes / 4 : 0;
+
 // Scratch of few rows.
 struct FewRows {
   float *q, *dout;        // in tiles, as DotsTile has them
@@ -180,7 +181,7 @@ inline void add_few_to_rows(const GradQueryBlock& q_block, std::int64_t n, KvBlo
   const FewRows& few = *q_block.few;
   const std::int64_t stride = round_up(n, kLanes);
   find_keys(few, kb, begin, end);
-  fill(few.sums, round_up(q_block.rows, kRowsOfTile) * stride, 0);
+  fill(few.sums, (q_block.rows <= 2 ? q_block.rows : kRowsOfTile) * stride, 0);
   Prefetcher none;
   kProducts<AsStored<float>>.add(q_block.rows, q_block.ds, kLanes, few.key, {}, n, begin, end, few.sums, stride, none);
   for (std::int64_t c = 0; c < n; ++c) {

@@ -74,7 +74,8 @@ void mask_scores(const PrefillItem<kComponents>& item, const Row* row, std::int6
     return (at >= from) & (at < to);
   };
   if (item.p.score.mask) {
-    const Modifiers modifiers(item.head, row, kLanes);
+    Modifiers modifiers(item.head, row, kLanes);
+    modifiers.prepare_keys();
     vec modifier[kLanes];
     seen = from != from;
     for (std::int64_t j = 0; j < end; j += kLanes) {

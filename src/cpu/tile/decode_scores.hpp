@@ -76,13 +76,13 @@ struct DecodeScores {
     const ScoreParams& score = head.p.score;
     const vec neg_m = load(q_block.neg_m), scale(score.scale_log2);
     // The common case: one addition finishes a score. The scores of keys outside of [begin, end) are -inf, and stay so
-    // as the scale is positive.
+    // as the scale is positive (or become NaN, in rows that are NaN).
     const bool adds_only = only_adds(score) && score.scale_log2 >= __FLT_MIN__ &&
                            q_block.first(kLanes - 1) <= k0 + begin && q_block.last(0) >= k0 + end;
     if (adds_only)
       return finish_each(
           head, q_block, k0, block_max, [&](vec x, std::int64_t, const vec& modifier) __attribute__((always_inline)) {
-            return xsimd::select(modifier == minus_infinity(), modifier, fma(x, scale, neg_m + modifier));
+            return finished_by_adding(x, scale, neg_m, modifier);
           });
     const FinishLanes<true> lanes(head, q_block.row, k0, begin, end);
     alignas(64) float offset[kLanes];  // of each lane's key from the vector's first

@@ -114,7 +114,7 @@ inline std::int64_t row_at(const Strides& s, const Head& head, const Row& row) {
 
 // All pointers but `partial` point into scratch. attention_decode stores Q and O in another layout and leaves qt and
 // ot null. Lanes past the last row repeat that row (attention_decode repeats all rows in turn, since its vectors hold
-// several keys); their results are never stored.
+// several keys), or in attention_backward have any scores; their results are never stored.
 struct QueryBlock {
   std::int64_t vecs = 0, width = 0;  // width = vecs * kLanes
   std::int64_t rows = 0;             // query rows in use, <= width

@@ -21,6 +21,10 @@ inline bool needs_finish(const ScoreParams& s) {
 inline bool only_adds(const ScoreParams& s) {
   return !s.alibi && s.softcap_log2 == 0;
 }
+// That addition, of a score that is not scaled yet.
+[[gnu::always_inline]] inline vec finished_by_adding(vec x, const vec& scale, const vec& neg_m, const vec& modifier) {
+  return xsimd::select(modifier == minus_infinity(), minus_infinity(), fma(x, scale, neg_m + modifier));
+}
 
 // c * tanh(x / c) by tanh(y) = (e^2y - 1) / (e^2y + 1), which keeps its relative precision near 0.
 inline vec softcap(vec x, float c) {
@@ -48,8 +52,11 @@ class Modifiers {
       mask_[i] = score_.mask ? modifier_index(score_.mask_stride, place) : 0;
       alike_ &= bias_[i] == bias_[0] && mask_[i] == mask_[0];
     }
-    const bool one_per_row = (!score_.bias || score_.bias_stride.d == 0) && (!score_.mask || score_.mask_stride.d == 0);
-    if (one_per_row && !alike_ && rows == kLanes) load_all_keys();
+  }
+  // Before load_keys().
+  [[gnu::always_inline]] void prepare_keys() {
+    one_per_row_ = (!score_.bias || score_.bias_stride.d == 0) && (!score_.mask || score_.mask_stride.d == 0);
+    if (one_per_row_) load_all_keys();
   }
 
   // Of `n` keys from `key` on: modifier[row][key] is the scaled bias, or -inf where masked.
@@ -58,13 +65,13 @@ class Modifiers {
   }
   // Of a vector of rows: modifier[key][lane].
   [[gnu::always_inline]] void load_keys(std::int64_t key, std::int64_t n, vec (&modifier)[kLanes]) const {
-    if (alike_) {
+    if (one_per_row_) {
+      for (vec& x : modifier) x = of_rows_;
+    } else if (alike_) {
       load_rows(key, n, 1, modifier);
       alignas(64) float of_keys[kLanes];
       store(of_keys, modifier[0]);
       for (int j = 0; j < kLanes; ++j) modifier[j] = vec(of_keys[j]);
-    } else if (one_per_row_) {
-      for (vec& x : modifier) x = of_rows_;
     } else {
       load_rows(key, n, kLanes, modifier);
       transpose(modifier);
@@ -77,7 +84,7 @@ class Modifiers {
     vec modifier[kLanes];
     load_rows(0, kLanes, kLanes, modifier);
     transpose(modifier);
-    of_rows_ = modifier[0], one_per_row_ = true;
+    of_rows_ = modifier[0];
   }
   [[gnu::always_inline]] void load_rows(std::int64_t key, std::int64_t n, std::int64_t rows,
                                         vec (&modifier)[kLanes]) const {
@@ -201,7 +208,8 @@ template <bool kModified, bool kSaturates = false>
     if constexpr (kModified) visible = visible | !(x == minus_infinity());
   };
   if (kModified && (score.bias || score.mask)) {
-    const Modifiers modifiers(head, q_block.row + lane, kLanes);
+    Modifiers modifiers(head, q_block.row + lane, kLanes);
+    modifiers.prepare_keys();
     const bool adds_only = only_adds(score) && lanes.see_all(begin, end);
     const vec scale(score.scale_log2);
     vec modifier[kLanes];
@@ -212,8 +220,7 @@ template <bool kModified, bool kSaturates = false>
       if (adds_only) {
         for_each_modifier(
             modifier, n, [&](int t, vec add) __attribute__((always_inline)) {
-              const vec x = fma(load(at + t * width), scale, neg_m + add);
-              put(at + t * width, xsimd::select(add == minus_infinity(), minus_infinity(), x));
+              put(at + t * width, finished_by_adding(load(at + t * width), scale, neg_m, add));
             });
         continue;
       }
