@@ -109,6 +109,24 @@ TEST_CASE("cuda: delta_rule gives a state the same bits beside few or many other
     }
 }
 
+// More states than run at once: some are handed over within their tokens.
+TEST_CASE("cuda: delta_rule of many states gives a sequence the bits that it has alone", "[kernel]") {
+  for (const char* words : {"dtype=bf16 b=5 hq=40 t=100 d=20 dv=100 ragged=270 decay=channel gate beta state",
+                            "dtype=bf16 b=5 hq=60 t=70 d=100 dv=20 decay=head beta l2norm state",
+                            "dtype=bf16 b=3 hq=40 t=100 d=128 ragged=250 decay=channel gate beta l2norm state",
+                            "dtype=bf16 b=5 hq=30 t=50 d=64 ragged=130 decay=channel beta state"})
+    for (const std::string& entry : every_entry(problem_of(words))) {
+      if (device_of(entry) != DeviceType::cuda) continue;
+      INFO(entry << ": " << words);
+      const Forced context = forced(entry);
+      DeltaRuleCase c = case_with_states(problem_of(words), 2, Decays::some);
+      const DeltaRuleBits together = bits_on(c, context);
+      c.clear();
+      for (int64_t i = 0; i < c.problem.b; ++i) run(part_of(c, i, 0, c.length(i)), context);
+      CHECK((bits_of(c) == together));
+    }
+}
+
 TEST_CASE("cuda: delta_rule where products of a token's rows would be out of range", "[kernel]") {
   constexpr int64_t kToken = 21;  // neither the first of its chunk nor the last
   const char* const words = "dtype=bf16 b=1 hq=2 t=70 d=64 dv=72 decay=channel beta state";

@@ -558,4 +558,6 @@ TEST_CASE("cuda host: delta_rule_prefill takes bf16", "[unit]") {
     }
   p.b = std::int64_t{1} << 30;
   CHECK_FALSE(cuda::can_multiply_chunks(p));
+  p.b = 1, p.t = std::int64_t{1} << 30;
+  CHECK_FALSE(cuda::can_multiply_chunks(p));
 }

@@ -140,9 +140,11 @@ struct FactorMemory {
   // [16][16], and rows as bits, which warps have found.
   __device__ std::uint32_t interactions() const { return strong() + 4 * 2 * kChunk * kHalf * 4; }
   __device__ std::uint32_t found() const { return interactions() + kChunk * kChunk * 4; }
+  // Of each warp, four addresses.
+  __device__ std::uint32_t starts() const { return found() + 64; }
 
-  static constexpr int kBytes =
-      7 * kTensorBytes + 12 * 4 * 32 * 4 + 2 * kChunk * 4 * 4 + 4 * 2 * kChunk * kHalf * 4 + kChunk * kChunk * 4 + 64;
+  static constexpr int kBytes = 7 * kTensorBytes + 12 * 4 * 32 * 4 + 2 * kChunk * 4 * 4 + 4 * 2 * kChunk * kHalf * 4 +
+                                kChunk * kChunk * 4 + 64 + 4 * 4 * 8;
 
   // Of 16 bytes, chunk c of row `row`. Rows of both halves, which lanes of a warp access together, lie apart.
   __device__ static std::uint32_t place(int row, int c) {

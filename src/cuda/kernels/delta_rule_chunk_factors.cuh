@@ -8,7 +8,7 @@
 // cannot take at all are left out of the record, with all after them.
 #pragma once
 
-#include "cuda/kernels/delta_rule_chunk.cuh"
+#include "cuda/kernels/delta_rule_chunk_parts.cuh"
 
 namespace rapt::cuda {
 
@@ -36,66 +36,56 @@ class ChunkFactors {
   using Memory = FactorMemory<kD>;
   using Record = ChunkRecord<kD>;
 
-  __device__ ChunkFactors(const DeltaRuleParams& p, std::int64_t b, std::int64_t h, const TokenRange& range,
-                          Memory memory, int barrier)
+  __device__ ChunkFactors(const DeltaRuleParams& p, Memory memory, int barrier)
       : p_(p),
-        head_(p, h),
-        k_(p.k, p.begin ? 0 : b, range.first, h / p.k_group),
-        q_(p.q, p.begin ? 0 : b, range.first, h / p.q_group),
-        g_(p.g, p.begin ? 0 : b, range.first, h),
-        beta_(p.beta, p.begin ? 0 : b, range.first, h),
+        head_(p),
         memory_(memory),
-        count_(range.count),
         barrier_(barrier),
         warp_(threadIdx.x / 32 % 4),
         lane_(threadIdx.x % 32),
         half_(lane_ / 16),
-        channel_(32 * warp_ + lane_ % 16 * 2) {
+        channel_(32 * warp_ + lane_ % 16 * 2) {}
+
+  // Begins a part. Starts loading its chunk from `token` on, if there is one.
+  __device__ void start(const StatePart& part, int token) {
+    end_ = part.end;
+    if (token >= end_) return;
+    const auto rows = [&](const TokenRows& all, std::int64_t group) {
+      return HeadRows(all, p_.begin ? 0 : part.b, part.first, part.h / group);
+    };
+    head_.start(part.h);
+    const HeadRows k = rows(p_.k, p_.k_group), q = rows(p_.q, p_.q_group), g = rows(p_.g, 1);
+    __syncwarp();
+    if (lane_ == 0) keep(kK, k), keep(kQ, q), keep(kG, g), keep(kBeta, rows(p_.beta, 1));
+    __syncwarp();
     const auto is_whole = [&](const HeadRows& rows) {
       const int size = rows.type == DType::f32 ? 4 : 2;
       return rows.stride == 1 && (reinterpret_cast<std::uintptr_t>(rows.first) | size * rows.token_stride) % 16 == 0;
     };
-    whole_ = p.d == kD && is_whole(k_) && is_whole(q_) && (!kChannelDecay || is_whole(g_));
+    whole_ = p_.d == kD && is_whole(k) && is_whole(q) && (!kChannelDecay || is_whole(g));
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int c = kChannelDecay ? channel_ + i : 0;
-      bias_[i] = c < p.d ? head_.bias(c) : 0;
+      bias_[i] = c < p_.d ? head_.bias(c) : 0;
     }
+    load(token);
+  }
+  // One past the part's last token.
+  __device__ int end() const {
+    return end_;
   }
 
-  // Starts loading the chunk from `token` on; the warp's own channels.
-  __device__ void load(std::int64_t token) {
-    if (token >= count_) return;
-    if (warp_ < Memory::kWarps) {
-      if (whole_ && token + kChunk <= count_) {
-        load_whole_rows<2>(memory_.q(), q_, token), load_whole_rows<2>(memory_.k(), k_, token);
-        if (kChannelDecay) {
-          if (g_.type == DType::f32) load_whole_rows<4>(memory_.g(), g_, token);
-          else load_whole_rows<2>(memory_.g(), g_, token);
-        }
-      } else {
-        load_rows(memory_.q(), q_, token), load_rows(memory_.k(), k_, token);
-        if (kChannelDecay) load_rows(memory_.g(), g_, token);
-      }
-    }
-    copy_commit();
-    const std::int64_t own = token + lane_ % 16;
-    if (own >= count_) return;
-    if (!kChannelDecay && g_) g_own_ = g_.one(own);
-    if (beta_) beta_own_ = beta_.one(own);
-  }
-
-  // The record of the chunk from `token` on, which is loaded. Loads the one from `next` on meanwhile. One thread calls
-  // `done` when the record is whole.
+  // The record of the chunk from `token` on, which is loaded. Loads the one from `next` on meanwhile. Warp
+  // `last_warp`, another one each time as it has other chunks to prepare meanwhile, completes the record, and a thread
+  // of it calls `done`.
   template <class Done>
-  __device__ void write(const Record& record, std::int64_t token, std::int64_t next, const Done& done) {
+  __device__ void write(const Record& record, int token, int next, int last_warp, const Done& done) {
     copy_wait<0>();
     __syncwarp();
-    if (!is_common_ || token + kChunk > count_ || make_products<true>(record, kChunk) != 0) write_some(record, token);
+    const int rows = rows_from(token);
+    if (!is_common_ || make_products<true>(record, rows) != 0) write_some(record, rows);
     load(next);
-    // The warps in turn: each has other chunks to prepare meanwhile.
-    turn_ = (turn_ + 1) % 4;
-    if (warp_ != turn_) return;
+    if (warp_ != last_warp) return;
     invert(record);
     fence_async_proxy();
     __syncwarp();
@@ -103,9 +93,52 @@ class ChunkFactors {
   }
 
  private:
+  // Where the part's rows begin lies in shared memory, as registers are short.
+  static constexpr int kK = 0, kQ = 1, kG = 2, kBeta = 3;
+  __device__ std::uint32_t start_of(int tensor) const {
+    return memory_.starts() + (warp_ * 4 + tensor) * 8;
+  }
+  __device__ void keep(int tensor, const HeadRows& rows) const {
+    asm volatile("st.shared.u64 [%0], %1;" ::"r"(start_of(tensor)), "l"(rows.first) : "memory");
+  }
+  __device__ HeadRows kept(int tensor, const TokenRows& all) const {
+    HeadRows rows;
+    asm volatile("ld.shared.u64 %0, [%1];" : "=l"(rows.first) : "r"(start_of(tensor)) : "memory");
+    rows.token_stride = all.stride.s, rows.stride = all.stride.d, rows.type = all.type;
+    return rows;
+  }
+
+  // Starts loading the chunk from `token` on; the warp's own channels.
+  __device__ void load(int token) {
+    if (token >= end_) return;
+    // Each address is loaded where it is used: with all of them first, calls that fill the GPU take 1.08x as long.
+    const auto k = [&] { return kept(kK, p_.k); };
+    const auto q = [&] { return kept(kQ, p_.q); };
+    const auto g = [&] { return kept(kG, p_.g); };
+    if (warp_ < Memory::kWarps) {
+      if (whole_) {
+        load_whole_rows<2>(memory_.q(), q(), token), load_whole_rows<2>(memory_.k(), k(), token);
+        if (kChannelDecay) {
+          if (p_.g.type == DType::f32) load_whole_rows<4>(memory_.g(), g(), token);
+          else load_whole_rows<2>(memory_.g(), g(), token);
+        }
+      } else {
+        load_rows(memory_.q(), q(), token), load_rows(memory_.k(), k(), token);
+        if (kChannelDecay) load_rows(memory_.g(), g(), token);
+      }
+    }
+    copy_commit();
+    const int own = min(token + lane_ % 16, end_ - 1);
+    if (!kChannelDecay && p_.g) g_own_ = g().one(own);
+    if (p_.beta) beta_own_ = kept(kBeta, p_.beta).one(own);
+  }
+
+  // Of the chunk from `token` on.
+  __device__ int rows_from(int token) const {
+    return min(kChunk, end_ - token);
+  }
   // The record of the chunk's tokens that products take, of any decays.
-  __device__ void write_some(const Record& record, std::int64_t token) {
-    int rows = static_cast<int>(min(std::int64_t{kChunk}, count_ - token));
+  __device__ void write_some(const Record& record, int rows) {
     while (const unsigned left_out = make_products<false>(record, rows)) {
       if (rows == 0) break;
       rows = min(__ffs(static_cast<int>(left_out)) - 1, rows - 1);
@@ -113,26 +146,28 @@ class ChunkFactors {
     }
   }
 
-  // Rows of the chunk to shared memory, the warp's 32 channels, of kSize bytes each.
+  // Rows of the chunk to shared memory, the warp's 32 channels, of kSize bytes each. Rows past the last token are 0.
   template <int kSize>
-  __device__ void load_whole_rows(std::uint32_t to, const HeadRows& rows, std::int64_t token) const {
+  __device__ void load_whole_rows(std::uint32_t to, const HeadRows& rows, int token) const {
     constexpr int kPieces = 2 * kSize, kRows = 32 / kPieces;  // of 16 bytes to a row, rows at once
     const int row = lane_ / kPieces, piece = lane_ % kPieces + warp_ * kPieces;
     const auto* from =
-        static_cast<const std::byte*>(rows.first) + (token + row) * rows.token_stride * kSize + piece * 16;
+        static_cast<const std::byte*>(rows.first) + std::int64_t{token + row} * rows.token_stride * kSize + piece * 16;
     const std::int64_t step = kRows * rows.token_stride * kSize;
+    const int there = rows_from(token) - row;
 #pragma unroll
-    for (int i = 0; i < kChunk / kRows; ++i, from += step) copy16(to + place(row + i * kRows, piece, kSize), from);
+    for (int i = 0; i < kChunk / kRows; ++i, from += step)
+      copy16(to + place(row + i * kRows, piece, kSize), from, i * kRows < there ? 16 : 0);
   }
   // The same of any rows.
-  __device__ void load_rows(std::uint32_t to, const HeadRows& rows, std::int64_t token) const {
+  __device__ void load_rows(std::uint32_t to, const HeadRows& rows, int token) const {
     const int size = rows.type == DType::f32 ? 4 : 2, each = 16 / size, end = static_cast<int>(p_.d);
 #pragma unroll 1
     for (int i = lane_; i < kChunk * 2 * size; i += 32) {
       const int row = i / (2 * size), first = 32 * warp_ + i % (2 * size) * each;
-      const int count = token + row < count_ ? min(end - first, each) : 0;
-      const auto* const from =
-          static_cast<const std::byte*>(rows.first) + ((token + row) * rows.token_stride + first * rows.stride) * size;
+      const int count = token + row < end_ ? min(end - first, each) : 0;
+      const auto* const from = static_cast<const std::byte*>(rows.first) +
+                               (std::int64_t{token + row} * rows.token_stride + first * rows.stride) * size;
       std::uint32_t x[4] = {};
 #pragma unroll
       for (int e = 0; e < 8; ++e) {
@@ -165,7 +200,7 @@ class ChunkFactors {
   // would stand between the instructions of every chunk; not 0 if it is needed.
   template <bool kCommon>
   __device__ unsigned make_products(const Record& record, int rows) {
-    beta_now_ = lane_ % 16 < rows ? (beta_ && p_.has_delta ? head_.beta(beta_own_.one(beta_.type)) : 1.f) : 0.f;
+    beta_now_ = lane_ % 16 < rows ? (p_.beta && p_.has_delta ? head_.beta(beta_own_.one(p_.beta.type)) : 1.f) : 0.f;
     unsigned found = 0;  // rows: strong ones, and those to leave out in the upper half
     if (const unsigned out = __ballot_sync(~0u, !(abs_of(beta_now_) <= kMaxBeta))) found = out << 16;
     if (warp_ < Memory::kWarps) found |= write_rows<kCommon>(record, rows);
@@ -228,12 +263,12 @@ class ChunkFactors {
 
   // The lane's g of its rows.
   __device__ void load_decays(float2 (&g)[kHalf]) const {
-    if (g_.type == DType::f32) {
+    if (p_.g.type == DType::f32) {
 #pragma unroll
       for (int r = 0; r < kHalf; ++r) g[r] = load8(memory_.g() + own_place(r, 4));
       return;
     }
-    const bool is_bf16 = g_.type == DType::bf16;
+    const bool is_bf16 = p_.g.type == DType::bf16;
 #pragma unroll
     for (int r = 0; r < kHalf; ++r) {
       const std::uint32_t pair = load4_bits(memory_.g() + own_place(r, 2));
@@ -251,11 +286,11 @@ class ChunkFactors {
       load_decays(g);
       log2_decays(head_, bias_, g);
     } else {
-      const float own = g_ ? log2_decay(head_, g_own_.one(g_.type), bias_[0]) : 0;
+      const float own = p_.g ? log2_decay(head_, g_own_.one(p_.g.type), bias_[0]) : 0;
 #pragma unroll
       for (int r = 0; r < kHalf; ++r) g[r].x = g[r].y = __shfl_sync(~0u, own, kHalf * half_ + r);
     }
-    if (!kCommon && rows < kChunk) {
+    if (rows < kChunk) {
 #pragma unroll
       for (int r = 0; r < kHalf; ++r)
         if (kHalf * half_ + r >= rows) g[r] = make_float2(0, 0);
@@ -479,16 +514,14 @@ class ChunkFactors {
   }
 
   const DeltaRuleParams& p_;
-  const DeltaHead head_;
-  const HeadRows k_, q_, g_, beta_;
+  DeltaHead head_;
   const Memory memory_;
-  const std::int64_t count_;
+  int end_ = 0;
   const int barrier_, warp_, lane_, half_, channel_;  // the lane's half of the rows, and its first of two channels
   bool whole_;                                        // rows are whole and can be copied
   float bias_[2];
   FourElements g_own_{}, beta_own_{};  // of the token of row lane % 16
   float beta_now_ = 0;
-  int turn_ = 0;           // the warp that inverts
   bool is_common_ = true;  // the chunk before, and so, most likely, this one
   float m_[kHalf][2];      // sums of log decays from the half's start
 };

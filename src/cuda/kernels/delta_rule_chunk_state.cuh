@@ -1,8 +1,9 @@
-// The state of delta_rule_prefill, 64 columns of it, in a warpgroup's registers from the first token to the last.
+// The state of delta_rule_prefill, 64 columns of it, in a warpgroup's registers through a part of its tokens.
 #pragma once
 
 #include "cuda/hopper/fragment.cuh"
-#include "cuda/kernels/delta_rule_chunk.cuh"
+#include "cuda/hopper/progress.cuh"
+#include "cuda/kernels/delta_rule_chunk_parts.cuh"
 
 namespace rapt::cuda {
 
@@ -13,44 +14,58 @@ class ChunkState {
  public:
   using Record = ChunkRecord<kD>;
 
-  __device__ ChunkState(const DeltaRuleParams& p, std::int64_t b, std::int64_t h, const TokenRange& range, int column)
+  __device__ ChunkState(const DeltaRuleParams& p, const StatePart& part, int column)
       : p_(p),
-        b_(b),
-        h_(h),
-        first_(range.first),
-        count_(range.count),
+        b_(part.b),
+        h_(part.h),
+        first_(part.first),
+        end_(part.end),
         warp_(threadIdx.x / 32 % 4),
         lane_(threadIdx.x % 32),
         column_(column + 16 * warp_),
-        v_(p.v, p.begin ? 0 : b, range.first, h / p.v_group),
-        out_offset_(token_at(p.out.stride, p.begin ? 0 : b, range.first, h)) {
+        v_(p.v, p.begin ? 0 : part.b, part.first, part.h / p.v_group),
+        out_offset_(token_at(p.out.stride, p.begin ? 0 : part.b, part.first, part.h)) {
     const auto are_pairs = [](const void* data, std::int64_t at, std::int64_t token_stride, std::int64_t stride) {
       return stride == 1 && ((reinterpret_cast<std::uintptr_t>(data) / 2 + at) | token_stride) % 2 == 0;
     };
-    whole_pairs_ = column + 64 <= p.dv && are_pairs(v_.first, 0, v_.token_stride, v_.stride) &&
-                   p.out.type != DType::f32 && are_pairs(p.out.data, out_offset_, p.out.stride.s, p.out.stride.d);
+    whole_pairs_ =
+        uniform(column + 64 <= p.dv && are_pairs(v_.first, 0, v_.token_stride, v_.stride) && p.out.type != DType::f32 &&
+                are_pairs(p.out.data, out_offset_, p.out.stride.s, p.out.stride.d)) != 0;
   }
 
   // From memory or to it.
   __device__ void load(const StateRows& rows, std::int64_t slot) {
-    const bool is_given = rows && slot >= 0;
-    each([&](float& x, int c, int column) {
-      const bool is_there = is_given && c < p_.d && column < p_.dv;
-      x = is_there ? cuda::load(rows.data, rows.type, rows.at(slot, h_) + c * rows.d_stride + column * rows.dv_stride)
-                   : 0;
-    });
+#pragma unroll
+    for (float& x : s_) x = 0;
+    each(rows, slot, [](float& x, const auto* from) { x = static_cast<float>(*from); });
   }
   __device__ void store(const StateRows& rows, std::int64_t slot) {
-    if (!rows || slot < 0) return;
-    each([&](float& x, int c, int column) {
-      if (c < p_.d && column < p_.dv)
-        cuda::store(rows.data, rows.type, rows.at(slot, h_) + c * rows.d_stride + column * rows.dv_stride, x);
-    });
+    each(rows, slot, [](const float& x, auto* to) { *to = x; });
+  }
+
+  // To the same threads of another block and from them.
+  __device__ void hand_over(const StateHandover& handover, int block) const {
+    float4* const to = handover.states + block * kHandedOver + threadIdx.x % 128;
+#pragma unroll
+    for (int j = 0; j < kD / 8; ++j) to[128 * j] = make_float4(s_[4 * j], s_[4 * j + 1], s_[4 * j + 2], s_[4 * j + 3]);
+    __syncwarp();
+    if (lane_ == 0) count_up(handover.ready + 4 * block + warp_);
+  }
+  __device__ void take_over(const StateHandover& handover, int block) {
+    // All lanes poll: a loop in which lanes can diverge costs the loops around it their uniform registers.
+    while (uniform(counted(handover.ready + 4 * block + warp_)) == 0) __nanosleep(100);
+    __syncwarp();
+    const float4* const from = handover.states + block * kHandedOver + threadIdx.x % 128;
+#pragma unroll
+    for (int j = 0; j < kD / 8; ++j) {
+      const float4 four = from[128 * j];
+      s_[4 * j] = four.x, s_[4 * j + 1] = four.y, s_[4 * j + 2] = four.z, s_[4 * j + 3] = four.w;
+    }
   }
 
   // Starts loading v of the chunk from `token` on.
-  __device__ void load_values(std::int64_t token) {
-    if (has_whole_values(token)) {
+  __device__ void load_values(int token) {
+    if (whole_pairs_) {
       load_whole_values(token);
       return;
     }
@@ -58,8 +73,8 @@ class ChunkState {
     for (int n = 0; n < 2; ++n)
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const std::int64_t at = token + 8 * n + lane_ / 4;
-        v_ahead_[n][i] = at < count_ ? load_pair(v_, at, pair_column(i), static_cast<int>(p_.dv)) : 0;
+        const int at = token + 8 * n + lane_ / 4;
+        v_ahead_[n][i] = at < end_ ? load_pair(v_, at, pair_column(i), static_cast<int>(p_.dv)) : 0;
       }
   }
 
@@ -75,7 +90,7 @@ class ChunkState {
   // the record is not needed any more. Returns whether finish() is to be called; what it does is seldom needed, and
   // would stand between the instructions of every chunk.
   template <class Done>
-  __device__ bool advance(const Record& record, std::int64_t token, Rest& rest, const Done& done) {
+  __device__ bool advance(const Record& record, int token, Rest& rest, const Done& done) {
     round();
     rest.rows = static_cast<int>(__float_as_uint(load4(record.count())));
     float sums[16] = {};  // of predictions, then of read-outs
@@ -85,13 +100,11 @@ class ChunkState {
       wgmma_abt<__nv_bfloat16>(sums, rounded_ + 4 * step,
                                matrix_at(record.rows() + step / 4 * Record::kPanelBytes) + step % 4 * 2, step > 0);
     wgmma_commit();
-    decay(record);
     float u[2][4];
     float(&out)[2][4] = rest.out;
     rest.unknown_from[0] = rest.unknown_from[1] = kChunk;
     take_values(u, rest.rows);
-    const bool is_next_whole = has_whole_values(token + kChunk);
-    if (is_next_whole) load_whole_values(token + kChunk);
+    if (whole_pairs_) load_whole_values(token + kChunk);
     float prediction_factor[2][2], output_factor[2][2];
     load_factors(prediction_factor, record.prediction_factors()), load_factors(output_factor, record.output_factors());
     std::uint32_t inverse[4], weights[4];
@@ -99,6 +112,7 @@ class ChunkState {
     load_matrices(record.inverse() + place, inverse), load_matrices(record.weights() + place, weights);
     wgmma_wait<0>();
     pin(sums);
+    decay(record);
 #pragma unroll
     for (int n = 0; n < 2; ++n)
 #pragma unroll
@@ -126,19 +140,18 @@ class ChunkState {
     wgmma_ab<__nv_bfloat16>(s_, written, matrix_at(record.writes(), Record::kWritePanelBytes), 1);
     wgmma_commit();
     multiply(out[0], fragment, weights[0], weights[1]), multiply(out[1], fragment, weights[2], weights[3]);
-    const bool is_common =
-        (is_next_whole || token + kChunk >= count_) && whole_pairs_ && rest.rows == kChunk && !rest.any_unknown;
-    if (is_common) store_whole_out(out, token);
+    const bool is_common = whole_pairs_ && rest.rows >= min(kChunk, end_ - token) && !rest.any_unknown;
+    if (is_common) store_whole_out(out, token, rest.rows);
     wgmma_wait<0>();
     pin(s_);
     done();
     return !is_common;
   }
   // The chunk's record may be another one's by now.
-  __device__ void finish(std::int64_t token, Rest& rest) {
-    load_values(token + kChunk);
+  __device__ void finish(int token, Rest& rest) {
+    if (!whole_pairs_) load_values(token + kChunk);
     if (rest.any_unknown) make_unknown(rest.out, rest.unknown_from);
-    if (whole_pairs_ && rest.rows == kChunk) store_whole_out(rest.out, token);
+    if (whole_pairs_) store_whole_out(rest.out, token, rest.rows);
     else store_out(rest.out, token, rest.rows);
     if (rest.any_unknown) {
 #pragma unroll
@@ -147,7 +160,7 @@ class ChunkState {
 #pragma unroll
           for (int j = 0; j < kD / 2; j += 4) s_[j + 2 * i] = s_[j + 2 * i + 1] = not_a_number();
     }
-    for (std::int64_t at = token + rest.rows; at < min(token + kChunk, count_); ++at) recur(at);
+    for (int at = token + rest.rows; at < min(token + kChunk, end_); ++at) recur(at);
   }
 
  private:
@@ -157,10 +170,26 @@ class ChunkState {
   __device__ int pair_column(int i) const {
     return column_ + 8 * i + lane_ % 4 * 2;
   }
+  // Few instructions: they are executed once a state, so each must be fetched.
   template <class Take>
-  __device__ void each(const Take& take) {
+  __device__ void each(const StateRows& rows, std::int64_t slot, const Take& take) {
+    if (!rows || slot < 0) return;
+    if (rows.type == DType::f32) each_of(static_cast<float*>(rows.data) + rows.at(slot, h_), rows, take);
+    else each_of(static_cast<__nv_bfloat16*>(rows.data) + rows.at(slot, h_), rows, take);
+  }
+  template <class Element, class Take>
+  __device__ void each_of(Element* first, const StateRows& rows, const Take& take) {
+    const int channels = static_cast<int>(p_.d) - lane_ % 4 * 2,
+              columns = static_cast<int>(p_.dv) - column_ - row_of(0);
+    Element* at = first + lane_ % 4 * 2 * rows.d_stride + (column_ + row_of(0)) * rows.dv_stride;
 #pragma unroll
-    for (int j = 0; j < kD / 2; ++j) take(s_[j], j / 4 * 8 + lane_ % 4 * 2 + j % 2, column_ + row_of(j / 2 % 2));
+    for (int j = 0; j < kD / 8; ++j, at += 8 * rows.d_stride)
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+#pragma unroll
+        for (int b = 0; b < 2; ++b)
+          if (8 * j + b < channels && 8 * i < columns)
+            take(s_[4 * j + 2 * i + b], at + b * rows.d_stride + 8 * i * rows.dv_stride);
   }
   __device__ void round() {
 #pragma unroll
@@ -236,33 +265,33 @@ class ChunkState {
         if (8 * n + lane_ % 4 * 2 + i % 2 >= unknown_from[i / 2]) out[n][i] = not_a_number();
   }
 
-  __device__ bool has_whole_values(std::int64_t token) const {
-    return whole_pairs_ && token + kChunk <= count_;
-  }
-  __device__ void load_whole_values(std::int64_t token) {
-    const auto* const from =
-        static_cast<const std::uint16_t*>(v_.first) + (token + lane_ / 4) * v_.token_stride + pair_column(0);
+  __device__ void load_whole_values(int token) {
+    const auto* const from = static_cast<const std::uint16_t*>(v_.first) +
+                             std::int64_t{token + lane_ / 4} * v_.token_stride + pair_column(0);
+    const int rows = end_ - token;
 #pragma unroll
     for (int n = 0; n < 2; ++n)
 #pragma unroll
       for (int i = 0; i < 2; ++i)
-        v_ahead_[n][i] = __ldg(reinterpret_cast<const std::uint32_t*>(from + 8 * n * v_.token_stride + 8 * i));
+        v_ahead_[n][i] = 8 * n + lane_ / 4 < rows
+                             ? __ldg(reinterpret_cast<const std::uint32_t*>(from + 8 * n * v_.token_stride + 8 * i))
+                             : 0;
   }
 
-  __device__ void store_whole_out(const float (&out)[2][4], std::int64_t token) const {
+  __device__ void store_whole_out(const float (&out)[2][4], int token, int rows) const {
     auto* const first = static_cast<std::uint16_t*>(const_cast<void*>(p_.out.data)) + out_offset_ +
-                        (token + lane_ / 4) * p_.out.stride.s + pair_column(0);
+                        std::int64_t{token + lane_ / 4} * p_.out.stride.s + pair_column(0);
     const bool is_bf16 = p_.out.type == DType::bf16;
 #pragma unroll
     for (int n = 0; n < 2; ++n)
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const float* const x = out[n] + 2 * i;
-        *reinterpret_cast<std::uint32_t*>(first + 8 * n * p_.out.stride.s + 8 * i) =
-            transpose(is_bf16 ? pack<__nv_bfloat16>(x[0], x[1]) : pack<__half>(x[0], x[1]));
+        const std::uint32_t pair = transpose(is_bf16 ? pack<__nv_bfloat16>(x[0], x[1]) : pack<__half>(x[0], x[1]));
+        if (8 * n + lane_ / 4 < rows) *reinterpret_cast<std::uint32_t*>(first + 8 * n * p_.out.stride.s + 8 * i) = pair;
       }
   }
-  __device__ void store_out(const float (&out)[2][4], std::int64_t token, int rows) const {
+  __device__ void store_out(const float (&out)[2][4], int token, int rows) const {
     void* const to = const_cast<void*>(p_.out.data);
     const Strides& stride = p_.out.stride;
 #pragma unroll
@@ -275,13 +304,14 @@ class ChunkState {
 #pragma unroll
           for (int b = 0; b < 2; ++b)
             if (const int at = 8 * n + lane_ % 4 * 2 + b; at < rows && column < p_.dv)
-              cuda::store(to, DType::f32, out_offset_ + (token + at) * stride.s + column * stride.d, x[b]);
+              cuda::store(to, DType::f32, out_offset_ + std::int64_t{token + at} * stride.s + column * stride.d, x[b]);
           continue;
         }
         const std::uint32_t pair =
             transpose(p_.out.type == DType::f16 ? pack<__half>(x[0], x[1]) : pack<__nv_bfloat16>(x[0], x[1]));
         const int at = 8 * n + lane_ / 4, column = pair_column(i);
-        auto* const first = static_cast<std::uint16_t*>(to) + out_offset_ + (token + at) * stride.s + column * stride.d;
+        auto* const first =
+            static_cast<std::uint16_t*>(to) + out_offset_ + std::int64_t{token + at} * stride.s + column * stride.d;
         if (at >= rows || column >= p_.dv) continue;
         if (column + 1 < p_.dv && stride.d == 1 && reinterpret_cast<std::uintptr_t>(first) % 4 == 0) {
           *reinterpret_cast<std::uint32_t*>(first) = pair;
@@ -293,7 +323,7 @@ class ChunkState {
   }
 
   // One token by the recurrence.
-  __device__ void recur(std::int64_t token) {
+  __device__ void recur(int token) {
     const DeltaHead head(p_, h_);
     const std::int64_t b = p_.begin ? 0 : b_, at = first_ + token;
     const HeadRows k_rows(p_.k, b, at, h_ / p_.k_group), q_rows(p_.q, b, at, h_ / p_.q_group), g_rows(p_.g, b, at, h_);
@@ -351,10 +381,12 @@ class ChunkState {
                     out_offset_ + token * p_.out.stride.s + column * p_.out.stride.d, out);
     }
   }
-  static constexpr float kMaxLog2 = 88.02f * kLog2e;  // what decays stay at
+  static constexpr float kMaxLog2 = 88.02f * kLog2e;         // what decays stay at
+  static constexpr std::int64_t kHandedOver = kD / 8 * 128;  // of a block
 
   const DeltaRuleParams& p_;
-  const std::int64_t b_, h_, first_, count_;
+  const std::int64_t b_, h_, first_;
+  const int end_;
   const int warp_, lane_, column_;
   const HeadRows v_;
   const std::int64_t out_offset_;  // of the first token

@@ -136,7 +136,8 @@ inline constexpr KernelFacts kDeltaRulePrefillFacts = {.operation = Operation::d
                                                        .max_head_dim = 128,
                                                        .max_value_head_dim = 128};
 cudaError_t launch_delta_rule(const DeltaRuleParams& params, cudaStream_t stream);
-cudaError_t launch_delta_rule_prefill(const DeltaRuleParams& params, cudaStream_t stream);
+std::size_t delta_rule_prefill_workspace(std::int64_t states, std::int64_t d, std::int64_t dv);  // bytes
+cudaError_t launch_delta_rule_prefill(const DeltaRuleParams& params, std::byte* workspace, cudaStream_t stream);
 cudaError_t launch_delta_rule_decode(const DeltaRuleParams& params, cudaStream_t stream);
 
 // A few states are parameters of the kernel, more are written to the workspace by launches before it.

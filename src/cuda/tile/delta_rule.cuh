@@ -92,6 +92,7 @@ struct HeadRows {
   std::int64_t token_stride, stride;
   DType type;
 
+  HeadRows() = default;
   __device__ HeadRows(const TokenRows& rows, std::int64_t b, std::int64_t token, std::int64_t head)
       : first(rows.data), token_stride(rows.stride.s), stride(rows.stride.d), type(rows.type) {
     const std::int64_t at = token_at(rows.stride, b, token, head);
@@ -119,10 +120,13 @@ struct HeadRows {
 // What becomes of the inputs of one state head.
 struct DeltaHead {
   const DeltaRuleParams& p;
-  std::int64_t h;
+  std::int64_t h = 0;
   float rate = 1;  // of the gate: exp(a_log), but finite, so that a gate of 0 stays 0
 
-  __device__ DeltaHead(const DeltaRuleParams& params, std::int64_t head) : p(params), h(head) {
+  __device__ explicit DeltaHead(const DeltaRuleParams& params) : p(params) {}
+  __device__ DeltaHead(const DeltaRuleParams& params, std::int64_t head) : p(params) { start(head); }
+  __device__ void start(std::int64_t head) {
+    h = head;
     if (!p.a_log) return;
     constexpr float kMax = 0x1.fffffep127f;
     const float exp_a_log = expf(p.a_log[h * p.a_log_stride]);

@@ -37,13 +37,20 @@ class DeltaRulePrefillEntry final : public DeltaRuleEntry {
   }
 
  private:
+  std::size_t workspace_bytes(const Problem& problem) const override {
+    const auto& p = std::get<DeltaRuleProblem>(problem);
+    return delta_rule_prefill_workspace(p.b * p.state_heads(), p.d, p.dv);
+  }
+  bool needs_workspace(const Params& params) const override {
+    return can_multiply_chunks(std::get<DeltaRuleParams>(params));
+  }
   std::string kernels(const Problem&) const override {
     return "delta_rule_prefill, or delta_rule if q, k or v is not bf16";
   }
-  cudaError_t launch(const Params& params, std::byte*, cudaStream_t stream) const override {
+  cudaError_t launch(const Params& params, std::byte* workspace, cudaStream_t stream) const override {
     const auto& p = std::get<DeltaRuleParams>(params);
     if (!can_multiply_chunks(p)) return launch_delta_rule(p, stream);
-    return launch_delta_rule_prefill(p, stream);
+    return launch_delta_rule_prefill(p, workspace, stream);
   }
 };
 

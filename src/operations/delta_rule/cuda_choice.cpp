@@ -23,8 +23,9 @@ bool can_copy_states(const DeltaRuleParams& p) {
 }
 
 bool can_multiply_chunks(const DeltaRuleParams& p) {
-  constexpr std::int64_t kMaxBlocks = INT32_MAX / 2;  // of a grid's x; a state has up to two
-  return p.q.type == DType::bf16 && p.k.type == DType::bf16 && p.v.type == DType::bf16 && p.b * p.h <= kMaxBlocks;
+  constexpr std::int64_t kMax = INT32_MAX / 2;  // the kernel counts states and tokens in 32 bits
+  return p.q.type == DType::bf16 && p.k.type == DType::bf16 && p.v.type == DType::bf16 && p.b * p.h <= kMax &&
+         p.t <= kMax;
 }
 
 }  // namespace rapt::cuda

@@ -9,7 +9,7 @@ namespace rapt::cuda {
 // one type and one order of dimensions.
 bool can_copy_states(const DeltaRuleParams& params);
 
-// Whether delta_rule_prefill has a kernel for the types of q, k and v, and a launch has thread blocks for all states.
+// Whether delta_rule_prefill has a kernel for the types of q, k and v, and counts states and tokens in 32 bits.
 bool can_multiply_chunks(const DeltaRuleParams& params);
 
 }  // namespace rapt::cuda
