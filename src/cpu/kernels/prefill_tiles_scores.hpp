@@ -59,6 +59,8 @@ void scale_scores(const PrefillItem<kComponents>& item, const ScoreBlock& s_bloc
 template <int kComponents>
 void mask_scores(const PrefillItem<kComponents>& item, const Row* row, std::int64_t key, std::int64_t n,
                  std::int64_t end, float* s, float* block_max) {
+  const bool per_row = has_modifier_per_row(item.p.score);
+  const vec of_rows = per_row ? modifiers_of_rows(item.head, row) : vec(0.f);
   alignas(64) float first[kLanes], last[kLanes];
   for (int j = 0; j < kLanes; ++j) {
     first[j] = static_cast<float>(clamp(row[j].first - key, 0, n));
@@ -74,18 +76,20 @@ void mask_scores(const PrefillItem<kComponents>& item, const Row* row, std::int6
     return (at >= from) & (at < to);
   };
   if (item.p.score.mask) {
-    Modifiers modifiers(item.head, row, kLanes);
-    modifiers.prepare_keys();
-    vec modifier[kLanes];
     seen = from != from;
-    for (std::int64_t j = 0; j < end; j += kLanes) {
+    const auto keep_seen = [&](std::int64_t j, vec mask) __attribute__((always_inline)) {
+      const auto visible = in_range(j) & (mask == vec(0.f));
+      seen = seen | visible;
+      keep(j, visible);
+    };
+    for (std::int64_t j = 0; per_row && j < end; ++j) keep_seen(j, of_rows);
+    const Modifiers modifiers(item.head, row, kLanes);
+    vec modifier[kLanes];
+    for (std::int64_t j = per_row ? end : 0; j < end; j += kLanes) {
       modifiers.load_keys(key + j, min(kLanes, end - j), modifier);
       for_each_modifier(
-          modifier, min(kLanes, end - j), [&](int t, vec masks) __attribute__((always_inline)) {
-            const auto visible = in_range(j + t) & (masks == vec(0.f));
-            seen = seen | visible;
-            keep(j + t, visible);
-          });
+          modifier,
+          min(kLanes, end - j), [&](int t, vec mask) __attribute__((always_inline)) { keep_seen(j + t, mask); });
     }
     for (std::int64_t j = end; j < n; ++j) keep(j, from != from);
   } else {

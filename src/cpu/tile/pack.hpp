@@ -121,7 +121,7 @@ template <class T>
     const std::int64_t nr = min(kLanes, rows - r0);
     for (std::int64_t j0 = 0; j0 < n; j0 += kLanes) {
       vec t[kLanes];
-      for (int j = 0; j < kLanes; ++j) t[j] = j0 + j < n ? load_strided(src + r0 + (j0 + j) * inner, 1, nr) : vec(0.f);
+      for (int j = 0; j < kLanes; ++j) t[j] = j0 + j < n ? load_first(src + r0 + (j0 + j) * inner, nr) : vec(0.f);
       transpose(t);
       for (std::int64_t r = 0; r < nr; ++r) store(dst + (r0 + r) * dst_stride + j0, t[r]);
     }
@@ -153,7 +153,7 @@ inline bool are_columns(const Head& head, const KeyRows& rows) {
           [&, s = from.strides.s, d = from.strides.d, to = dst, step = dst_stride](auto r, auto end, auto at) {
             if constexpr (kPerUnit<decltype(unit)> == 1)
               if (d == 1 && n < kLanes)
-                for (; r < end; ++r, at += s) store(to + r * step, load_strided(base + at, 1, n));
+                for (; r < end; ++r, at += s) store(to + r * step, load_first(base + at, n));
             for (; r < end; ++r, at += s) pack_row(base + at, d, n, to + r * step);
           });
     for (std::int64_t r = 0; r < rows; ++r, dst += dst_stride) {

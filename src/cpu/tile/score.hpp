@@ -53,21 +53,13 @@ class Modifiers {
       alike_ &= bias_[i] == bias_[0] && mask_[i] == mask_[0];
     }
   }
-  // Before load_keys().
-  [[gnu::always_inline]] void prepare_keys() {
-    one_per_row_ = (!score_.bias || score_.bias_stride.d == 0) && (!score_.mask || score_.mask_stride.d == 0);
-    if (one_per_row_) load_all_keys();
-  }
-
   // Of `n` keys from `key` on: modifier[row][key] is the scaled bias, or -inf where masked.
   [[gnu::always_inline]] void load_rows(std::int64_t key, std::int64_t n, vec (&modifier)[kLanes]) const {
     load_rows(key, n, rows_, modifier);
   }
   // Of a vector of rows: modifier[key][lane].
   [[gnu::always_inline]] void load_keys(std::int64_t key, std::int64_t n, vec (&modifier)[kLanes]) const {
-    if (one_per_row_) {
-      for (vec& x : modifier) x = of_rows_;
-    } else if (alike_) {
+    if (alike_) {
       load_rows(key, n, 1, modifier);
       alignas(64) float of_keys[kLanes];
       store(of_keys, modifier[0]);
@@ -79,13 +71,6 @@ class Modifiers {
   }
 
  private:
-  // For rows that have one modifier for all keys.
-  [[gnu::noinline]] void load_all_keys() {
-    vec modifier[kLanes];
-    load_rows(0, kLanes, kLanes, modifier);
-    transpose(modifier);
-    of_rows_ = modifier[0];
-  }
   [[gnu::always_inline]] void load_rows(std::int64_t key, std::int64_t n, std::int64_t rows,
                                         vec (&modifier)[kLanes]) const {
     if (score_.bias) {
@@ -124,9 +109,19 @@ class Modifiers {
   const std::int64_t rows_;
   std::int64_t bias_[kLanes], mask_[kLanes];  // the elements of key 0
   bool alike_ = true;                         // all rows have the same
-  bool one_per_row_ = false;                  // a vector of rows has of_rows_ for every key
-  vec of_rows_;
 };
+
+// Whether each row has one modifier for all keys: modifiers_of_rows().
+inline bool has_modifier_per_row(const ScoreParams& s) {
+  return (s.bias || s.mask) && (!s.bias || s.bias_stride.d == 0) && (!s.mask || s.mask_stride.d == 0);
+}
+// Of a vector of rows. Called before other vectors are live, which a call would spill.
+[[gnu::noinline]] inline vec modifiers_of_rows(const Head& head, const Row* row) {
+  vec modifier[kLanes];
+  Modifiers(head, row, kLanes).load_rows(0, kLanes, modifier);
+  transpose(modifier);
+  return modifier[0];
+}
 
 // Calls f(t, modifier[t]) for t in [0, n). All of a whole vector stay in registers.
 template <class F>
@@ -198,7 +193,10 @@ template <bool kModified, bool kSaturates = false>
                                      float* derivatives = nullptr) {
   const ScoreParams& score = head.p.score;
   const std::int64_t lane = v * kLanes, width = q_block.width;
-  const FinishLanes<kModified> lanes(head, q_block.row + lane, k0, begin, end);
+  const Row* const row = q_block.row + lane;
+  const bool per_row = kModified && has_modifier_per_row(score);
+  const vec of_rows = per_row ? modifiers_of_rows(head, row) : vec(0.f);
+  const FinishLanes<kModified> lanes(head, row, k0, begin, end);
   vec new_max = load(block_max + lane);
   auto visible = vec(0.f) != vec(0.f);
   const vec neg_m = load(q_block.neg_m + lane);
@@ -207,11 +205,17 @@ template <bool kModified, bool kSaturates = false>
     new_max = xsimd::max(new_max, x);
     if constexpr (kModified) visible = visible | !(x == minus_infinity());
   };
-  if (kModified && (score.bias || score.mask)) {
-    Modifiers modifiers(head, q_block.row + lane, kLanes);
-    modifiers.prepare_keys();
-    const bool adds_only = only_adds(score) && lanes.see_all(begin, end);
-    const vec scale(score.scale_log2);
+  const bool adds_only = only_adds(score) && lanes.see_all(begin, end);
+  const vec scale(score.scale_log2);
+  if (per_row) {
+    for (std::int64_t j = begin; j < end; ++j) {
+      const std::int64_t at = j * width + lane;
+      const vec x = load(s + at), key(static_cast<float>(j));
+      put(s + at, adds_only ? finished_by_adding(x, scale, neg_m, of_rows)
+                            : lanes.finished(x, key, neg_m, &of_rows, derivatives ? derivatives + at : nullptr));
+    }
+  } else if (kModified && (score.bias || score.mask)) {
+    const Modifiers modifiers(head, row, kLanes);
     vec modifier[kLanes];
     for (std::int64_t j = begin; j < end; j += kLanes) {
       const std::int64_t n = min(kLanes, end - j);
