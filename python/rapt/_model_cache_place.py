@@ -16,6 +16,7 @@ from rapt._cache import cache_arguments
 from rapt._codes import Codes, Rows, arrays_of, parts_of, write
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_NO_CODES = cache_arguments()
 
 
 @dataclass(slots=True, eq=False)
@@ -37,38 +38,39 @@ class LayerMemory:
     dtype: torch.dtype
     heads: tuple[int, ...]
     """b, h, d and dv."""
+    device: torch.device
     before: Any
-    """Of each sequence: rows in memory before the new ones."""
+    """Of each sequence: rows in memory before the new ones. On a GPU zeros: there views begin with the new rows, since it would take a
+    kernel to write other numbers."""
     inference: bool
     """Whether the memory was made in inference mode, and may be written there alone."""
     addresses: list[tuple[int, int]]
     """Where each part of the memory begins and ends."""
     append_arguments: tuple[tuple[Any, ...], tuple[Any, ...]] | None
-    """Of the extension's functions that append: k, v, cache_seqlens and cu_seqlens, and those of cache_arguments(). None
-    for latents in codes."""
+    """Of the extension's functions that append, for the whole memory: k, v, cache_seqlens and cu_seqlens, and those of
+    cache_arguments(). None for latents in codes."""
     views: tuple[Callable[[int, int], Any], ...]
     """Of the memory of keys and of values, from a row on, so many rows."""
 
     @classmethod
     def of(cls, memory: dict[str, Rows], keys: Rows, values: Rows) -> LayerMemory | None:
-        """None where the memory is not on the CPU, or of types that differ or that the extension does not write."""
+        """None where the memory is of types that differ, or on devices that do, or that the extension does not write."""
         k, v = memory.get("keys"), memory.get("values")
-        if k is None or v is None or k.dtype is not v.dtype or k.dtype not in _DTYPES or not (k.is_cpu and v.is_cpu):
+        if k is None or v is None or k.dtype is not v.dtype or k.dtype not in _DTYPES:
+            return None
+        if k.device != v.device or k.device.type not in ("cpu", "cuda"):
             return None
         (b, h, room, d), (_, _, v_room, dv) = k.shape, v.shape
         start = first_row(k, keys)
         if start is None or start != first_row(v, values) or room != v_room or b * h == 0:
             return None
         parts = (*parts_of(k), *parts_of(v))
-        before, append_arguments = np.empty(b, np.int64), None
-        if type(k) is type(v):
-            k_array, v_array, coding = arrays_of(k, v)
-            append_arguments = (k_array, v_array, before, None), cache_arguments(**coding)
+        before: Any = np.empty(b, np.int64) if k.is_cpu else torch.zeros(b, dtype=torch.int32, device=k.device)
         return cls(
-            *(keys, values, k, v, start, keys.shape[2], room, k.dtype, (b, h, d, dv), before),
+            *(keys, values, k, v, start, keys.shape[2], room, k.dtype, (b, h, d, dv), k.device, before),
             inference=any(x.is_inference() for x in parts),
             addresses=[addresses_of(x) for x in parts],
-            append_arguments=append_arguments,
+            append_arguments=_append_arguments(k, v, before),
             views=(_views_of(k), _views_of(v)),
         )
 
@@ -81,7 +83,7 @@ class LayerMemory:
             return False
         if key_states.dtype is not self.dtype or value_states.dtype is not self.dtype or type(value_states) is not Tensor:
             return False
-        if not key_states.is_cpu or not value_states.is_cpu or key_states.is_neg() or value_states.is_neg():
+        if key_states.device != self.device or value_states.device != self.device or key_states.is_neg() or value_states.is_neg():
             return False
         if self.inference and not torch.is_inference_mode_enabled():
             return False
@@ -92,13 +94,14 @@ class LayerMemory:
         return True
 
     def append(self, key_states: Tensor, value_states: Tensor) -> None:
-        self.before.fill(self.start + self.rows)
+        n = key_states.shape[2]
         if self.append_arguments is None:
-            write(key_states, value_states, self.key_memory, self.value_memory, self.before)
+            keys, values = self.memory_for(n)
+            write(key_states, value_states, keys, values, self.before)
         else:
-            rows, coding = self.append_arguments
+            rows, coding = self.arguments_for(n)
             _core.append_kv(key_states, value_states, *rows, *coding)
-        self.set_rows(self.start, self.rows + key_states.shape[2])
+        self.set_rows(self.start, self.rows + n)
 
     def append_rotated(self, query: Tensor, key_states: Tensor, value_states: Tensor, options: tuple[Any, ...]) -> bool:
         """The same for keys before their norm and rotation, and for a query. options are those arguments of
@@ -111,14 +114,27 @@ class LayerMemory:
             return False
         if key_states.dtype is not self.dtype or value_states.dtype is not self.dtype or type(value_states) is not Tensor:
             return False
-        self.before.fill(self.start + self.rows)
-        rows, coding = self.append_arguments
+        rows, coding = self.arguments_for(n)
         try:
             _core.rotary_append_kv(query, key_states, value_states, *rows, *options, None, *coding)
         except (TypeError, ValueError):
             return False
         self.set_rows(self.start, self.rows + n)
         return True
+
+    def memory_for(self, n: int) -> tuple[Rows, Rows]:
+        """The memory that n new rows go to, behind as many as `before` says."""
+        end = self.start + self.rows
+        if self.device.type == "cpu":
+            self.before.fill(end)
+            return self.key_memory, self.value_memory
+        keys, values = self.views
+        return keys(end, n), values(end, n)
+
+    def arguments_for(self, n: int) -> Any:
+        """append_arguments for n new rows."""
+        keys, values = self.memory_for(n)
+        return self.append_arguments if keys is self.key_memory else _append_arguments(keys, values, self.before)
 
     def keep(self, rows: int) -> None:
         """The last rows only."""
@@ -129,6 +145,13 @@ class LayerMemory:
         self.start, self.rows = start, rows
         keys, values = self.views
         self.keys, self.values = keys(start, rows), values(start, rows)
+
+
+def _append_arguments(keys: Rows, values: Rows, before: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]] | None:
+    if type(keys) is not type(values):
+        return None
+    k, v, coding = arrays_of(keys, values)
+    return (k, v, before, None), cache_arguments(**coding) if coding else _NO_CODES
 
 
 def _views_of(memory: Rows) -> Callable[[int, int], Any]:

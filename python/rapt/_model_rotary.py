@@ -118,7 +118,7 @@ def _step(rotation: Rotation, theirs: FunctionType, moved: tuple[bool, bool]) ->
     def tables(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Any, Any, int] | None:
         """cos, sin and the number of channels that are rotated, where rapt computes what the model does."""
         dtype = q.dtype
-        if type(q) is not Tensor or type(k) is not Tensor or type(cos) is not Tensor or not q.is_cpu:
+        if type(q) is not Tensor or type(k) is not Tensor or type(cos) is not Tensor or not (q.is_cpu or q.is_cuda):
             return None
         if dtype not in _DTYPES or k.dtype is not dtype or cos.dim() != 3:
             return None
