@@ -19,7 +19,10 @@ const char* const kAppends[] = {
     "append_kv kv=f8e5m2 b=2 hk=2 n=9 sk=40 d=36 page=4 groups=2 tail=12 dv=24 values_are_keys",
     "append_kv new=f16 kv=f8e4m3 b=2 hk=2 n=5 sk=11 d=24 groups=3 given_scales",
     "append_kv kv=i8 b=3 hk=2 n=5 sk=11 d=24 groups=4 zeros given_scales",
-    "append_kv kv=bf16 b=3 hk=2 n=9 sk=64 d=40"};
+    "append_kv kv=bf16 b=3 hk=2 n=9 sk=64 d=40",
+    "append_kv dtype=bf16 b=3 hk=2 n=9 sk=64 d=64 dv=40",
+    "append_kv dtype=f16 b=3 hk=3 n=7 sk=5 d=48 dv=128 ring",
+    "append_kv b=3 hk=2 n=5 sk=64 d=32 ragged=9 page=8"};
 
 // Calls test(entry) for the operation's entries on a GPU.
 template <class Test>
@@ -101,6 +104,39 @@ TEST_CASE("cuda: merge_states merges any number of states, also by a graph", "[k
       replay(stream, [&] { merge_states(there.args(), on(stream, entry)); });
       there.finish();
       CHECK((bits_of(c) == once));
+    });
+  }
+}
+
+// Aligned rows go in pieces of 16 bytes, others one number at a time.
+TEST_CASE("cuda: rotary_append_kv writes the same bits wherever rows lie", "[kernel]") {
+  for (const char* text :
+       {"rotary_append_kv dtype=bf16 b=3 hk=2 n=5 sk=40 d=64 hq=4 norm",
+        "rotary_append_kv dtype=f16 b=2 hk=3 n=70 sk=96 d=128 dv=72 page=16 hq=5 rows norm plus_one",
+        "rotary_append_kv b=2 hk=2 n=9 sk=64 d=96 dv=40 hq=3 rotary=32 half",
+        "rotary_append_kv dtype=bf16 b=3 hk=2 n=7 sk=5 d=80 ring hq=2 interleaved half positions",
+        "rotary_append_kv dtype=bf16 b=3 hk=1 n=9 sk=0 d=256 ragged=20 no_cache hq=4 norm interleaved",
+        "rotary_append_kv dtype=f16 b=2 hk=1 n=6 sk=9 d=512 hq=1 norm table=f32",
+        "rotary_append_kv dtype=bf16 b=2 hk=5 n=2000 sk=2000 d=64 hq=27"}) {
+    const RotaryAppendKvProblem problem = RotaryAppendKvProblem::parse(text);
+    each_entry(problem, [&](const std::string& entry) {
+      for (const std::uint64_t seed : {1, 2, 3}) {
+        RotaryCase aligned(problem, seed), apart(problem, seed, Placement::heap, Spacing::gaps);
+        for (RotaryCase* c : {&aligned, &apart}) {
+          c->clear();
+          c->run(forced(entry));
+          CHECK(c->verdict(problem.n > 100 ? 97 : 1).violation == "");
+        }
+        const std::vector<Tensor*> got = aligned.outputs(), wanted = apart.outputs();
+        for (std::size_t i = 0; i < got.size(); ++i) {
+          std::int64_t differ = 0;
+          for (std::int64_t j = 0; j < got[i]->size(); ++j) {
+            const float x = got[i]->flat(j), y = wanted[i]->flat(j);
+            differ += x != y && !(std::isnan(x) && std::isnan(y));
+          }
+          CHECK(differ == 0);
+        }
+      }
     });
   }
 }

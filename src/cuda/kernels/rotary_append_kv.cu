@@ -1,12 +1,14 @@
 // rotary_append_kv: rows of q and k, normalised and rotated, to q_out and to the cache, there with v. The entry
-// rotary_append_kv.f32 calls it. A warp does one head of a new row, in place or out; the call reads each element once
-// for its output and once for its pair's, and with a norm once more. Tables are read per head, from L2.
+// rotary_append_kv.f32 calls it. Aligned rows of one type go in pieces of 16 bytes (vector_rows.cuh). Of others, and
+// with a quantised cache, a warp does one head of a new row, in place or out, and reads each element once for its
+// output and once for its pair's, and with a norm once more; tables are read per head, from L2.
 #include <algorithm>
 
 #include "cuda/kernels/kernels.hpp"
 #include "cuda/tile/append_row.cuh"
 #include "cuda/tile/launch.cuh"
 #include "cuda/tile/score.cuh"
+#include "cuda/tile/vector_rows.cuh"
 
 namespace rapt::cuda {
 namespace {
@@ -33,11 +35,10 @@ struct RotaryRow {
       : p(params), s(side), angles(row.angles), from(row.in(side.from_stride, h)), factor(1) {
     if (!s.norm) return;
     float squares = 0;
-    for (std::int64_t c = threadIdx.x % 32; c < p.d; c += 32) {
-      const float x = given(c);
-      squares = fmaf(x, x, squares);
+    for (std::int64_t c = threadIdx.x % 32 * 8; c < p.d; c += 32 * 8) {
+      squares += squares_of_block([&](int i) { return given(c + i); }, static_cast<int>(min(p.d - c, std::int64_t{8})));
     }
-    factor = __frcp_rn(__fsqrt_rn(over_lanes(squares, Sum()) / static_cast<float>(p.d) + p.norm_eps));
+    factor = norm_factor(p, over_lanes(squares, Sum()));
   }
   __device__ float given(std::int64_t c) const { return load(s.from, s.from_type, from + c * s.from_stride.d); }
   __device__ float normed(std::int64_t c) const {
@@ -113,6 +114,17 @@ __global__ void __launch_bounds__(kThreads) rotary_append_kv(const __grid_consta
 
 cudaError_t launch_rotary_append_kv(const RotaryAppendKvParams& p, cudaStream_t stream) {
   constexpr std::int64_t kMaxBlocks = 1 << 20;
+  if (has_vector_rows(p))
+    return with_row_type(p.k.from_type, [&](auto element) {
+      using T = decltype(element);
+      const bool norms = p.q.norm || p.k.norm;
+      const auto launch = [&](auto turn) {
+        constexpr Turn kTurn = decltype(turn)::value;
+        return (norms ? launch_vector_rows<T, kTurn, true> : launch_vector_rows<T, kTurn, false>)(p, stream);
+      };
+      return p.interleaved ? launch(std::integral_constant<Turn, Turn::neighbours>())
+                           : launch(std::integral_constant<Turn, Turn::halves>());
+    });
   const std::int64_t blocks = ceil_div(p.total * (p.q.heads + p.k.heads), kWarps);
   return launch_kernel(false, rotary_append_kv, static_cast<unsigned>(std::min(blocks, kMaxBlocks)), kThreads, 0,
                        stream, p);
