@@ -100,7 +100,7 @@ def _rates(
             wide, color = BARS * row[value] / max_value, COLORS[sides.index(row["side"]) % len(COLORS)]
             parts.append(f'<text x="{LABELS - 10}" y="{y + 13}" text-anchor="end">{escape(row["side"])}</text>')
             parts.append(f'<rect x="{LABELS}" y="{y + 2}" width="{wide:.1f}" height="{BAR - 4}" fill="{color}"/>')
-            text = f"{row[value]:.4g} ({row['speedup_best']:.2f}×)"
+            text = f"{row[value]:.4g}" + (f" ({row['speedup_best']:.2f}×)" if "speedup_best" in row else "")
             parts.append(f'<text x="{LABELS + wide + 8:.1f}" y="{y + 13}">{text}</text>')
             y += BAR
     return "\n".join([*parts, "</svg>", ""])

@@ -31,6 +31,10 @@ kv=i8 groups=1 b=1 hq=2 sq=1 sk=64 d=16
 """
 NAMES = ["square & causal", "b=2 hq=4 hk=2 sq=1 sk=50 d=16 dv=8"]
 ONCE = ["--seconds", "0", "--sample-ms", "0", "--samples", "2"]
+on_gpu = pytest.mark.skipif(
+    not torch.cuda.is_available() or all(e["backend"] != "cuda" or e["unusable"] for e in rapt.info()["entries"]),
+    reason="no CUDA device, or rapt has no CUDA here",
+)
 
 
 @pytest.fixture
@@ -98,8 +102,7 @@ def test_rows_of_a_gpu_have_no_threads(small):
     assert "f32, GPU" in text and NAMES[1] in text and "back to back" not in text
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.skipif(all(e["backend"] != "cuda" or e["unusable"] for e in rapt.info()["entries"]), reason="rapt has no CUDA here")
+@on_gpu
 def test_cuda(small, tmp_path, capsys):
     file = tmp_path / "bench.json"
     bench.main([*small, "--dtype", "f32,bf16", "--device", "cuda", "--json", str(file), "--svg", str(tmp_path / "bench.svg")])
@@ -123,6 +126,26 @@ def test_cuda(small, tmp_path, capsys):
         difference = row["difference"] / row["largest"]
         # In fp32 two kernels never agree to the bit in all of a model; in bf16 small ones may.
         assert 0 < difference < 1e-5 if row["dtype"] == "f32" else 0 <= difference < 0.05
+
+
+@on_gpu
+@pytest.mark.parametrize("more", [["--cache", "i8"], ["--fill", "--batch", "2"]], ids=str)
+def test_generation_on_cuda(more, tmp_path, capsys):
+    pytest.importorskip("rapt.bench.generate", reason="needs transformers")
+    files = tmp_path / "generation.json", tmp_path / "generation.svg"
+    words = ["--generate", "--quick", *ONCE[:2], "--samples", "1", "--tokens", "4", "--lengths", "300", "--device", "cuda", *more]
+    bench.main([*words, "--json", str(files[0]), "--svg", str(files[1])])
+    document = json.loads(files[0].read_text())
+    assert document["context"]["device"] == torch.cuda.get_device_name() and document["context"]["left_out"] == []
+    sides = ["sdpa, DynamicCache", "sdpa, StaticCache", "rapt, Cache", *["rapt, Cache i8"] * (more[-1] == "i8")]
+    assert [(row["threads"], row["dtype"], row["side"]) for row in document["rows"]] == [
+        (None, dtype, side) for dtype in ("f32", "bf16") for side in sides
+    ]
+    for row in document["rows"]:
+        assert row["peak_bytes"] >= row["cache_bytes"] > 0 and row["step"]["samples"] == 3 and row["speedup"] > 0
+        assert (row["first"] is None) == ("--fill" in more)
+    printed = capsys.readouterr().out
+    assert "bf16, GPU:" in printed and torch.cuda.get_device_name() in printed
 
 
 def nodes(node):
@@ -260,10 +283,11 @@ def test_wrong_options(words, capsys):
     assert stop.value.code == 2 and (words[0] in (said := capsys.readouterr().err) or words[1] in said)
 
 
-def test_cuda_is_refused_where_it_is_not(monkeypatch, capsys):
+@pytest.mark.parametrize("words", [[], ["--generate"]], ids=str)
+def test_cuda_is_refused_where_it_is_not(words, monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit):
-        bench.main(["--device", "cuda"])
+        bench.main([*words, "--device", "cuda"])
     assert re.search(r"--device: cuda, but .+; wanted cpu", capsys.readouterr().err)
 
 
@@ -433,6 +457,33 @@ def test_generation_times_nothing_where_tokens_differ(monkeypatch):
         bench.main([*GENERATE, "--lengths", "20"])
 
 
+@pytest.mark.parametrize("where", ["prefill", "step"])
+@pytest.mark.parametrize("name", ["sdpa, DynamicCache", "rapt, Cache"])
+def test_sides_without_memory_are_left_out(name, where, tmp_path, monkeypatch, capsys):
+    """Those of a length, on a GPU: a row of it has no threads."""
+    generate = pytest.importorskip("rapt.bench.generate", reason="needs transformers")
+    options = bench.parse_arguments([*GENERATE, "--model", "llama", "--lengths", "70,20", "--dtype", "f32"])
+    options.threads, run = [None], getattr(generate.Side, where)
+
+    def too_large(self, *given):
+        if self.name == name and (self.cache.get_seq_length() if where == "step" else given[0].shape[1]) > 69:
+            raise torch.OutOfMemoryError("out of memory")
+        return run(self, *given)
+
+    monkeypatch.setattr(generate.Side, where, too_large)
+    rows = generate.measure(options)
+    sides = ["sdpa, DynamicCache", "sdpa, StaticCache", "rapt, Cache"]
+    assert [(row["length"], row["side"]) for row in rows] == [(n, side) for n in (70, 20) for side in sides if (n, side) != (70, name)]
+    assert options.left_out == [f"f32, GPU, 1 x 70 tokens, {name}"]
+    assert f"Left out, as the GPU's memory is too small: {options.left_out[0]}\n" in capsys.readouterr().out
+    compared = ["speedup" in row for row in rows]
+    assert compared == ([False, False, True, True, True] if name.startswith("sdpa") else [True] * 5)
+    assert [generate.cells_of(row)[6] == "-" for row in rows] == [not has for has in compared]
+    context = {"torch_cpu_capability": "", "cpu": "", "rapt": "", "torch": "", "date": ""}
+    text = " ".join(t.data for t in nodes(xml.dom.minidom.parseString(_chart.generation_svg(context, rows))))
+    assert "batch 1, f32, GPU" in text and text.count("×") == sum(compared)
+
+
 ENGINES = ["--engines", "--quick", "--threads", "1", "--samples", "1", "--seconds", "0", "--batch", "2", "--tokens", "3", "--texts", "5"]
 
 
@@ -490,6 +541,7 @@ def test_engines_time_nothing_where_results_differ(monkeypatch):
     (["--generate", "--tokens", "3"], "--tokens: 3; wanted 4 or more"),
     (["--generate", "--seeds", "4"], "--seeds: has no meaning with --generate"),
     (["--generate", "--no-math"], "--no-math: has no meaning with --generate"),
+    (["--generate", "--device", "cuda", "--threads", "2"], "--threads: of the CPU; wanted without --device cuda"),
     (["--generate", "--model", "deepseek-sparse", "--fill"], "--fill: its layers choose keys by what they hold"),
     (["--generate", "--model", "bert"], "argument --model: invalid choice: 'bert'"),
 ])  # fmt: skip

@@ -37,7 +37,9 @@ under torch.compile. All share the weights. First, all sides without quantisatio
 fp32. Then all alternate, token by token. "tokens/s" is the speed of the best step, "times as fast" the first side's
 time over this side's, "cache MB" the size of keys and values, "peak MB" the growth of the resident peak while the
 prompt was read and a token made. A noisy ratio is marked. With --fill, caches are filled with random rows in place of a
-prompt's, and there is no time to the first token.
+prompt's, and there is no time to the first token. On CUDA a time runs until the GPU has finished, and "peak MB" is the
+growth of the GPU memory that PyTorch allocated (torch.cuda.max_memory_allocated). A side that runs out of GPU memory is
+left out of that length, and named. Without the first side there are no ratios.
 
 Engines (--engines): transformers' continuous batching, with --batch requests of --lengths tokens each and --tokens
 generated tokens, and sentence-transformers, with --texts texts of mixed lengths, on models with random weights. "sdpa"
@@ -130,7 +132,7 @@ def parse_arguments(words: list[str] | None) -> argparse.Namespace:
     own.add_argument("--chunk", type=count, help="tokens of a prompt per forward (default: all, with eager attention 512)")
     own.add_argument("--fill", action="store_true", help="fill caches with random rows in place of a prompt's")
     own.add_argument("--compiled", action="store_true", help="also measure the static cache under torch.compile (takes minutes)")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="device of the tensors (default: %(default)s)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="device of the tensors, not with --engines (default: %(default)s)")
     parser.add_argument("--dtype", type=dtypes, help="one or several of f32,bf16,f16 (default: each problem's own; models: f32,bf16)")
     parser.add_argument("--threads", type=counts, help="numbers of CPU threads: 1,2 (default: PyTorch's number; --models: 1, 2 and PyTorch's number)")
     parser.add_argument("--seeds", type=count, default=3, help="number of random inputs per shape (default: %(default)s)")
@@ -167,8 +169,8 @@ def parse_arguments(words: list[str] | None) -> argparse.Namespace:
         parser.error(f"--tokens: {options.tokens}; wanted 4 or more")
     if options.fill and options.model == "deepseek-sparse":
         parser.error("--fill: its layers choose keys by what they hold; wanted a prompt, or another --model")
-    if chosen and options.device == "cuda":
-        parser.error(f"--device: cuda; wanted cpu with {word}")
+    if options.engines and options.device == "cuda":
+        parser.error("--device: cuda; wanted cpu with --engines")
     if options.device == "cuda":
         if options.threads:
             parser.error("--threads: of the CPU; wanted without --device cuda")

@@ -8,8 +8,10 @@ import copy
 import gc
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +23,7 @@ from rapt._chart import title_of
 from rapt.bench.ops import peak_growth
 from rapt.bench.report import Progress, ratio_text, time_text
 from rapt.bench.sets import DTYPES
-from rapt.bench.timing import add_ratio, statistics_of
+from rapt.bench.timing import CLOCKS, add_ratio, statistics_of
 
 RATIOS: dict[str, str] = {}  # a mean over lengths says nothing
 PEER = "sdpa"
@@ -107,11 +109,11 @@ class Side:
     def fill(self, shapes: list[tuple[Any, Any] | None], length: int, room: int) -> None:
         """A new cache with the first token of a prompt and random rows for the others."""
         batch = next(rows[0].shape[0] for rows in shapes if rows is not None)
-        self.prefill(torch.zeros((batch, 1), dtype=torch.long), length + room)
+        self.prefill(torch.zeros((batch, 1), dtype=torch.long, device=self.model.device), length + room)
         for i, rows in enumerate(shapes):
             if rows is not None:
                 torch.manual_seed(i)
-                blocks = (torch.randn(x.shape[0], x.shape[1], 256, x.shape[3], dtype=torch.float32).to(x.dtype) for x in rows)
+                blocks = (torch.randn(x.shape[0], x.shape[1], 256, x.shape[3], dtype=torch.float32).to(x) for x in rows)
                 self.cache.update(*(x.repeat(1, 1, length // 256 + 1, 1)[:, :, : length - 1] for x in blocks), i)
 
     def step(self) -> Tensor:
@@ -153,7 +155,7 @@ def sides_of(model: Any, options: argparse.Namespace) -> list[Side]:
 def check(sides: list[Side], options: argparse.Namespace) -> None:
     """Exits unless all sides that do not quantise give the same tokens. Their model is in fp32 here."""
     for batch in options.batch:
-        tokens = torch.randint(sides[0].model.config.vocab_size, (batch, min(64, *options.lengths)))
+        tokens = torch.randint(sides[0].model.config.vocab_size, (batch, min(64, *options.lengths))).to(options.device)
         wanted = None
         for side in sides:
             made = [side.prefill(tokens, CHECKED, options.chunk), *(side.step() for _ in range(CHECKED - 1))]
@@ -163,39 +165,46 @@ def check(sides: list[Side], options: argparse.Namespace) -> None:
                 raise SystemExit(f"--generate: {side.name} gives the tokens {got} in fp32, and {sides[0].name} {wanted}: nothing is timed")
 
 
+@contextmanager
+def leaving_out(side: Side, found: dict[str, list[float]]) -> Iterator[None]:
+    """Drops a side from `found` if the GPU has no memory for what it does inside."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        side.cache = None
+        del found[side.name]
+
+
 def run_length(sides: list[Side], batch: int, length: int, options: argparse.Namespace) -> dict[str, list[float]]:
-    """Seconds of a token's step, of each side, in turn."""
-    vocabulary, room = sides[0].model.config.vocab_size, options.tokens + 1
-    tokens = torch.randint(vocabulary, (batch, length))
+    """Seconds of a token's step, in turn, of each side that does not run out of GPU memory."""
+    vocabulary, room, clock = sides[0].model.config.vocab_size, options.tokens + 1, CLOCKS[options.device]
+    tokens = torch.randint(vocabulary, (batch, length)).to(options.device)
     if options.fill:
         sides[0].prefill(tokens[:, :1], room)
         held = [(getattr(layer, "keys", None), getattr(layer, "values", None)) for layer in sides[0].cache.layers]
         shapes = [(k[:, :, :0], v[:, :, :0]) if k is not None and v is not None else None for k, v in held]
+    found: dict[str, list[float]] = {side.name: [] for side in sides}
     end = time.perf_counter() + options.seconds
     for repeat in range(1 if options.fill else options.samples):
         if repeat and time.perf_counter() > end:
             break
-        for side in sides:
+        for side in [side for side in sides if side.name in found]:
             side.cache = None
             gc.collect()
-            with peak_growth() as peak:
-                start = time.perf_counter()
+            with leaving_out(side, found), peak_growth(options.device) as peak:
                 if options.fill:
                     side.fill(shapes, length, room)
                 else:
-                    side.prefill(tokens, room, options.chunk)
-                    side.first.append(time.perf_counter() - start)
+                    side.first.append(clock(partial(side.prefill, tokens, room, options.chunk)))
                 side.step()  # also what is not counted
             side.peak_bytes = peak[0] if repeat == 0 else side.peak_bytes
-    found: dict[str, list[float]] = {side.name: [] for side in sides}
     end = time.perf_counter() + options.seconds
     for step in range(options.tokens - 1):
         if step >= 3 and time.perf_counter() > end:
             break
-        for side in sides:
-            start = time.perf_counter()
-            side.step()
-            found[side.name].append(time.perf_counter() - start)
+        for side in [side for side in sides if side.name in found]:
+            with leaving_out(side, found):
+                found[side.name].append(clock(side.step))
     return found
 
 
@@ -205,12 +214,14 @@ def rows_of(sides: list[Side], batch: int, length: int, options: argparse.Namesp
     samples = run_length(sides, batch, length, options)
     rows = []
     for side in sides:
-        own = samples[side.name]
+        if (own := samples.get(side.name)) is None:
+            continue
         row: dict[str, Any] = {"name": f"{batch} x {length} tokens, {side.name}", "model": options.model, "batch": batch}
         row |= {"length": length, "filled": options.fill, "side": side.name, "step": statistics_of(own), "tokens_per_s": batch / min(own)}
         row |= {"first": statistics_of(side.first) if side.first else None}
         row |= {"cache_bytes": side.cache_bytes(), "peak_bytes": side.peak_bytes}
-        add_ratio(row, "speedup", samples[sides[0].name], own)
+        if sides[0].name in samples:
+            add_ratio(row, "speedup", samples[sides[0].name], own)
         rows.append(row)
     for side in sides:
         side.cache = None
@@ -220,16 +231,23 @@ def rows_of(sides: list[Side], batch: int, length: int, options: argparse.Namesp
 def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
     rows = []
     with torch.no_grad(), Progress(len(options.threads) * len(options.dtype) * len(options.batch) * len(options.lengths)) as progress:
-        model = build(options.model, options.quick)
+        model = build(options.model, options.quick).to(options.device)
         sides = sides_of(model, options)
         check(sides, options)
         for dtype in options.dtype:
             for p in model.parameters():  # all sides' weights; buffers of rotary embeddings stay in fp32
                 p.data = p.data.to(DTYPES[dtype])
             for threads, batch, length in itertools.product(options.threads, options.batch, options.lengths):
-                progress.begin(f"{title_of(dtype, threads)}, {batch} x {length} tokens")
-                torch.set_num_threads(threads)
-                rows += [{"dtype": dtype, "threads": threads} | row for row in rows_of(sides, batch, length, options)]
+                place = f"{title_of(dtype, threads)}, {batch} x {length} tokens"
+                progress.begin(place)
+                if threads:
+                    torch.set_num_threads(threads)
+                made = rows_of(sides, batch, length, options)
+                rows += [{"dtype": dtype, "threads": threads} | row for row in made]
+                timed = {row["side"] for row in made}
+                options.left_out += [f"{place}, {side.name}" for side in sides if side.name not in timed]
+    for what in options.left_out:
+        print(f"Left out, as the GPU's memory is too small: {what}")
     order = [(threads, dtype) for threads in options.threads for dtype in options.dtype]
     return sorted(rows, key=lambda row: order.index((row["threads"], row["dtype"])))
 
@@ -245,7 +263,7 @@ def cells_of(row: dict[str, Any]) -> list[str]:
         time_text(row["first"]) if row["first"] else "-",
         time_text(row["step"]),
         f"{row['tokens_per_s']:.4g}",
-        ratio_text(row, "speedup"),
+        ratio_text(row, "speedup") if "speedup" in row else "-",
         f"{row['cache_bytes'] / 1e6:.1f}",
         "-" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 1e6:.1f}",
     ]

@@ -108,10 +108,18 @@ def _status_bytes(field: str) -> int:
 
 
 @contextmanager
-def peak_growth() -> Iterator[list[int | None]]:
-    """Its only element becomes the number of bytes by which the peak of resident memory grew inside; None where systems do not
-    tell."""
+def peak_growth(device: str = "cpu") -> Iterator[list[int | None]]:
+    """Its only element becomes the number of bytes by which the peak grew inside: of resident memory, None where systems do not
+    tell; on "cuda" of the GPU memory that tensors take, with all work done before and inside."""
     found: list[int | None] = [None]
+    if device == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        held = torch.cuda.memory_allocated()
+        yield found
+        torch.cuda.synchronize()
+        found[0] = torch.cuda.max_memory_allocated() - held
+        return
     try:
         Path("/proc/self/clear_refs").write_text("5")  # the peak is now what there is
         before = _status_bytes("VmHWM")
