@@ -116,4 +116,4 @@ def select(part: Rows, index: Tensor, batch: int) -> Rows:
     groups = part.shape[0]
     wanted = index // (batch // groups)
     serves_all = len(index) % groups == 0 and bool((wanted.view(groups, -1) == torch.arange(groups, device=index.device)[:, None]).all())
-    return part if groups == 1 or serves_all else part.index_select(0, wanted)
+    return part if groups == 1 or serves_all else part.index_select(0, wanted.to(part.device))
