@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from rapt import _core
+from rapt import _core, _refusals
 from rapt._cache import cache_arguments
 from rapt._codes import Codes, Rows, arrays_of, parts_of, write
 
@@ -58,7 +58,7 @@ class LayerMemory:
         k, v = memory.get("keys"), memory.get("values")
         if k is None or v is None or k.dtype is not v.dtype or k.dtype not in _DTYPES:
             return None
-        if k.device != v.device or k.device.type not in ("cpu", "cuda"):
+        if k.device != v.device or not (k.is_cpu or (k.device.type == "cuda" and _refusals.cuda_runs("append_kv"))):
             return None
         (b, h, room, d), (_, _, v_room, dv) = k.shape, v.shape
         start = first_row(k, keys)

@@ -118,7 +118,9 @@ def _step(rotation: Rotation, theirs: FunctionType, moved: tuple[bool, bool]) ->
     def tables(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Any, Any, int] | None:
         """cos, sin and the number of channels that are rotated, where rapt computes what the model does."""
         dtype = q.dtype
-        if type(q) is not Tensor or type(k) is not Tensor or type(cos) is not Tensor or not (q.is_cpu or q.is_cuda):
+        if type(q) is not Tensor or type(k) is not Tensor or type(cos) is not Tensor:
+            return None
+        if not (q.is_cpu or (q.is_cuda and _refusals.cuda_runs("rotary_append_kv"))):
             return None
         if dtype not in _DTYPES or k.dtype is not dtype or cos.dim() != 3:
             return None
