@@ -75,10 +75,10 @@ FAMILIES = {
 OPTIONS = {"max_new_tokens": 12, "do_sample": False}
 
 
-def model_of(family, attention="rapt", dtype=torch.float32):
+def model_of(family, attention="rapt", dtype=torch.float32, **more):
     sizes, _ = FAMILIES[family]
     name = family.partition(" ")[0]
-    config = getattr(transformers, "Gemma3TextConfig" if name == "Gemma3" else f"{name}Config")(**SIZES | sizes)
+    config = getattr(transformers, "Gemma3TextConfig" if name == "Gemma3" else f"{name}Config")(**SIZES | sizes | more)
     torch.manual_seed(5)
     model = getattr(transformers, f"{name}ForCausalLM")._from_config(config, attn_implementation=attention).eval()
     with torch.no_grad():
@@ -158,7 +158,7 @@ def test_inference_mode_and_sequences_without_padding(attention, calls):
 
 
 def logits(model, cache, parts=(6, 4, 1)):
-    ids, made = prompt()["input_ids"], []
+    ids, made = prompt()["input_ids"].to(model.device), []
     with torch.no_grad():
         for part in ids.split(parts, 1):
             made.append(model(part, past_key_values=cache).logits)
