@@ -148,7 +148,8 @@ TEST_CASE("cuda: rotary_append_kv, also by a graph, with NaN where it belongs", 
         "rotary_append_kv new=bf16 kv=i4x2 b=3 hk=2 n=5 sk=64 d=64 ragged=9 page=8 groups=2 hq=4 rows norm plus_one",
         "rotary_append_kv kv=f8e5m2 b=2 hk=2 n=9 sk=40 d=36 page=4 groups=2 tail=12 dv=24 values_are_keys hq=1 "
         "rotary=12 offset=24 positions",
-        "rotary_append_kv dtype=bf16 b=3 hk=2 n=9 sk=0 d=64 ragged=20 no_cache hq=4 norm"}) {
+        "rotary_append_kv dtype=bf16 b=3 hk=2 n=9 sk=0 d=64 ragged=20 no_cache hq=4 norm",
+        "rotary_append_kv new=bf16 kv=i8 b=2 hk=2 n=300 sk=320 d=64 groups=1 hq=3 norm"}) {
     const RotaryAppendKvProblem problem = RotaryAppendKvProblem::parse(text);
     each_entry(problem, [&](const std::string& entry) {
       for (const std::uint64_t seed : {1, 2, 3}) {  // of 3 in place

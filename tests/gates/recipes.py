@@ -53,7 +53,7 @@ EXAMPLES += [
     operation("merge_states", "python/rapt/_cache.py", "python/rapt/_distributed", "python/rapt/_model_fork.py",
               "python/rapt/_vllm_shards.py", "src/cuda/kernels/kernels.hpp", "tools/check.cpp", "tools/command.cpp"),
     operation("rotary_append_kv", "python/rapt/_cache.py", "python/rapt/_model_cache_place.py", "python/rapt/_model_rotary.py",
-              "src/api/onnxruntime/", "src/cuda/kernels/kernels.hpp"),
+              "src/api/onnxruntime/", "src/cuda/kernels/append_kv.", "src/cuda/kernels/kernels.hpp"),
     operation("append_kv", "include/rapt/rotary_append_kv", "python/rapt/__init__.py", "python/rapt/_cache.py", "python/rapt/_codes.py",
               "python/rapt/_flash_attn_cache.py", "python/rapt/_fp8_rows.py", "python/rapt/_model_cache_place.py", "python/rapt/_vllm_attention.py", "python/rapt/mla.py",
               "src/api/onnxruntime/", "src/cuda/kernels/kernels.hpp", "src/cuda/tile/append_row.cuh", "src/operations/rotary_append_kv/",

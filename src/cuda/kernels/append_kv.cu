@@ -1,13 +1,13 @@
 // append_kv: copies new rows of k and v to the cache, rounded or quantized to the same bits as on CPUs. The entry
-// append_kv.f64 calls it. Aligned rows of the cache's type go in pieces of 16 bytes (vector_rows.cuh). Of others, a
-// warp does one head of a row of k, of v, or of the tail of keys. The call reads and writes each row once. Rows without
-// a place in the cache are skipped.
+// append_kv.f64 calls it. Aligned rows of the cache's type go in pieces of 16 bytes (rotary_append_kv_rows.cuh). Of
+// others, a warp does one head of a row of k, of v, or of the tail of keys. The call reads and writes each row once.
+// Rows without a place in the cache are skipped.
 #include <algorithm>
 
 #include "cuda/kernels/kernels.hpp"
 #include "cuda/tile/append_row.cuh"
 #include "cuda/tile/launch.cuh"
-#include "cuda/tile/vector_rows.cuh"
+#include "cuda/tile/rotary_append_kv_rows.cuh"
 
 namespace rapt::cuda {
 namespace {
@@ -33,7 +33,7 @@ cudaError_t launch_append_kv(const AppendKvParams& p, cudaStream_t stream) {
   rows.k = {
       .from = p.side[0].from, .from_type = p.side[0].from_type, .from_stride = p.side[0].from_stride, .heads = p.hk};
   if (has_vector_rows(rows))
-    return with_row_type(rows.k.from_type, [&](auto element) {
+    return with_row_type(row_type(rows), [&](auto element) {
       return launch_vector_rows<decltype(element), Turn::none, false>(rows, stream);
     });
   const std::int64_t blocks = ceil_div(p.total * p.hk * p.sides, kWarps);

@@ -1,14 +1,14 @@
 // rotary_append_kv: rows of q and k, normalised and rotated, to q_out and to the cache, there with v. The entry
-// rotary_append_kv.f32 calls it. Aligned rows of one type go in pieces of 16 bytes (vector_rows.cuh). Of others, and
-// with a quantised cache, a warp does one head of a new row, in place or out, and reads each element once for its
-// output and once for its pair's, and with a norm once more; tables are read per head, from L2.
+// rotary_append_kv.f32 calls it. Aligned rows of one type go in pieces of 16 bytes (rotary_append_kv_rows.cuh). Of
+// others, and with a quantised cache, a warp does one head of a new row, in place or out, and reads each element once
+// for its output and once for its pair's, and with a norm once more; tables are read per head, from L2.
 #include <algorithm>
 
 #include "cuda/kernels/kernels.hpp"
 #include "cuda/tile/append_row.cuh"
 #include "cuda/tile/launch.cuh"
+#include "cuda/tile/rotary_append_kv_rows.cuh"
 #include "cuda/tile/score.cuh"
-#include "cuda/tile/vector_rows.cuh"
 
 namespace rapt::cuda {
 namespace {
@@ -113,9 +113,9 @@ __global__ void __launch_bounds__(kThreads) rotary_append_kv(const __grid_consta
 }  // namespace
 
 cudaError_t launch_rotary_append_kv(const RotaryAppendKvParams& p, cudaStream_t stream) {
-  constexpr std::int64_t kMaxBlocks = 1 << 20;
+  constexpr std::int64_t kMaxBlocks = 1 << 20, kManyRows = 256;  // kManyRows: which are worth a launch of their own
   if (has_vector_rows(p))
-    return with_row_type(p.k.from_type, [&](auto element) {
+    return with_row_type(row_type(p), [&](auto element) {
       using T = decltype(element);
       const bool norms = p.q.norm || p.k.norm;
       const auto launch = [&](auto turn) {
@@ -125,6 +125,13 @@ cudaError_t launch_rotary_append_kv(const RotaryAppendKvParams& p, cudaStream_t 
       return p.interleaved ? launch(std::integral_constant<Turn, Turn::neighbours>())
                            : launch(std::integral_constant<Turn, Turn::halves>());
     });
+  RotaryAppendKvParams queries = p, keys = p;
+  queries.k.heads = keys.q.heads = 0;
+  const bool one_is_faster = has_vector_rows(queries) || has_vector_rows(keys);  // beside a quantised cache, say
+  if (p.q.heads > 0 && p.k.heads > 0 && p.total >= kManyRows && one_is_faster) {
+    const cudaError_t status = launch_rotary_append_kv(queries, stream);
+    return status == cudaSuccess ? launch_rotary_append_kv(keys, stream) : status;
+  }
   const std::int64_t blocks = ceil_div(p.total * (p.q.heads + p.k.heads), kWarps);
   return launch_kernel(false, rotary_append_kv, static_cast<unsigned>(std::min(blocks, kMaxBlocks)), kThreads, 0,
                        stream, p);

@@ -1,4 +1,4 @@
-// append_kv on a GPU: a warp for each new row.
+// append_kv on a GPU.
 #include "cuda/entry.hpp"
 #include "cuda/kernels/kernels.hpp"
 

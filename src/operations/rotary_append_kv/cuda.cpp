@@ -1,4 +1,4 @@
-// rotary_append_kv on a GPU: a warp for each head of a new row.
+// rotary_append_kv on a GPU.
 #include "cuda/entry.hpp"
 #include "cuda/kernels/kernels.hpp"
 

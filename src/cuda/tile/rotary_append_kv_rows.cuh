@@ -20,35 +20,35 @@ enum class Turn { none, halves, neighbours };
 
 // Eight channels as they lie in memory.
 template <class T>
-struct Block {
-  uint4 piece[sizeof(T) / 2];
+struct Piece {
+  uint4 chunk[sizeof(T) / 2];
 
-  __device__ static Block of(const T* from) {
-    Block block;
+  __device__ static Piece of(const T* from) {
+    Piece made;
 #pragma unroll
-    for (std::size_t i = 0; i < sizeof(T) / 2; ++i) block.piece[i] = reinterpret_cast<const uint4*>(from)[i];
-    return block;
+    for (std::size_t i = 0; i < sizeof(T) / 2; ++i) made.chunk[i] = reinterpret_cast<const uint4*>(from)[i];
+    return made;
   }
   __device__ void store(T* to) const {
 #pragma unroll
-    for (std::size_t i = 0; i < sizeof(T) / 2; ++i) reinterpret_cast<uint4*>(to)[i] = piece[i];
+    for (std::size_t i = 0; i < sizeof(T) / 2; ++i) reinterpret_cast<uint4*>(to)[i] = chunk[i];
   }
-  // To x, and from there.
+  // Its numbers, to x; and the piece of numbers that are rounded to T.
   __device__ void widen(float* x) const {
-    const T* const e = reinterpret_cast<const T*>(piece);
+    const T* const e = reinterpret_cast<const T*>(chunk);
 #pragma unroll
     for (int i = 0; i < 8; ++i) x[i] = static_cast<float>(e[i]);
   }
-  __device__ static Block rounded(const float* x) {
-    Block block;
-    T* const e = reinterpret_cast<T*>(block.piece);
+  __device__ static Piece rounded(const float* x) {
+    Piece made;
+    T* const e = reinterpret_cast<T*>(made.chunk);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       if constexpr (std::is_same_v<T, float>) e[i] = x[i];
       else if constexpr (std::is_same_v<T, __half>) e[i] = __float2half_rn(x[i]);
       else e[i] = __float2bfloat16_rn(x[i]);
     }
-    return block;
+    return made;
   }
 };
 
@@ -68,21 +68,21 @@ __device__ inline float norm_factor(const RotaryAppendKvParams& p, float squares
 
 // Rows of one tensor to another: where head 0 of a new row lies, and how far the next head is.
 template <class T>
-struct HeadRows {
+struct RowHeads {
   const T* from;
   T* to;
-  std::int64_t from_step, to_step, heads;
+  std::int64_t from_step, to_step;
 };
 
 // The channels of a thread: two blocks, and their angles.
 template <Turn kTurn>
-struct Channels {
+struct TurningChannels {
   static constexpr bool kTurns = kTurn != Turn::none;
   int column[2];
   bool turns;
   float cos[kTurns ? 16 : 1], sin[kTurns ? 16 : 1];
 
-  __device__ Channels(const RotaryAppendKvParams& p, int unit) {
+  __device__ TurningChannels(const RotaryAppendKvParams& p, int unit) {
     const int half = kTurns ? static_cast<int>(p.rotary) / 2 : 0;
     turns = 8 * unit < half;
     column[0] = turns ? 8 * unit : kRowChannels * unit;
@@ -114,8 +114,8 @@ struct Channels {
 
 // Normalises and turns heads [begin, end) of a row. All lanes of a warp call this with as many heads.
 template <Turn kTurn, bool kNorms, class T>
-__device__ void turn_rows(const RotaryAppendKvParams& p, const RotarySide& s, const Channels<kTurn>& channels,
-                          const HeadRows<T>& rows, std::int64_t begin, std::int64_t end, int lanes_of_row,
+__device__ void turn_rows(const RotaryAppendKvParams& p, const RotarySide& s, const TurningChannels<kTurn>& channels,
+                          const RowHeads<T>& rows, std::int64_t begin, std::int64_t end, int lanes_of_row,
                           bool exists) {
   const bool norms = kNorms && s.norm;
   float weight[kNorms ? 16 : 1];
@@ -126,11 +126,11 @@ __device__ void turn_rows(const RotaryAppendKvParams& p, const RotarySide& s, co
       weight[i] = norms && p.norm_plus_one ? 1 + w : w;
     }
   }
-  Block<T> next[2];
+  Piece<T> next[2];
   const auto fetch = [&](std::int64_t h) {
 #pragma unroll
     for (int i = 0; i < 2; ++i)
-      if (exists && h < end) next[i] = Block<T>::of(rows.from + h * rows.from_step + channels.column[i]);
+      if (exists && h < end) next[i] = Piece<T>::of(rows.from + h * rows.from_step + channels.column[i]);
   };
   fetch(begin);
   for (std::int64_t h = begin; h < end; ++h) {
@@ -148,8 +148,12 @@ __device__ void turn_rows(const RotaryAppendKvParams& p, const RotarySide& s, co
     channels.turn(x);
 #pragma unroll
     for (int i = 0; i < 2; ++i)
-      if (exists) Block<T>::rounded(x + 8 * i).store(rows.to + h * rows.to_step + channels.column[i]);
+      if (exists) Piece<T>::rounded(x + 8 * i).store(rows.to + h * rows.to_step + channels.column[i]);
   }
+}
+
+__host__ __device__ inline bool appends_values(const RotaryAppendKvParams& p) {
+  return !p.k.to && p.k.heads > 0 && p.sides > 1;
 }
 
 // Rows of q and k, and those of v to the cache: heads_of_thread of them from blockIdx.y * heads_of_thread on, of q,
@@ -165,7 +169,7 @@ __global__ void __launch_bounds__(kRowThreads)
   // Starts may be anything: what they leave out is skipped, and no row beyond the tensors is read.
   exists = exists && t >= 0 && first + t < (p.from_begin ? p.total : p.n);
   exists = exists && !(p.from_begin && t >= p.from_begin[i + 1] - first);
-  Channels<kTurn> channels(p, unit);
+  TurningChannels<kTurn> channels(p, unit);
   if (exists && kTurn != Turn::none) channels.load_angles(p, angle_rows(p, i, t, first));
 
   // Of the heads before `done`, which other tensors have.
@@ -178,14 +182,14 @@ __global__ void __launch_bounds__(kRowThreads)
   };
   const auto rows_of = [&](const RotarySide& s) {
     const auto at = [&](const Strides& stride) { return i * stride.b + (first + t) * stride.s; };
-    return HeadRows<T>{static_cast<const T*>(s.from) + at(s.from_stride), static_cast<T*>(s.to) + at(s.to_stride),
-                       s.from_stride.h, s.to_stride.h, s.heads};
+    return RowHeads<T>{static_cast<const T*>(s.from) + at(s.from_stride), static_cast<T*>(s.to) + at(s.to_stride),
+                       s.from_stride.h, s.to_stride.h};
   };
   heads_of(p.q.heads, [&](std::int64_t from, std::int64_t to) {
     turn_rows<kTurn, kNorms>(p, p.q, channels, rows_of(p.q), from, to, lanes_of_row, exists);
   });
   heads_of(p.k.heads, [&](std::int64_t from, std::int64_t to) {
-    HeadRows<T> rows = rows_of(p.k);
+    RowHeads<T> rows = rows_of(p.k);
     bool has_place = exists;
     if (RowPlace at; !p.k.to) {
       const AppendKvSide& s = p.side[0];
@@ -194,21 +198,24 @@ __global__ void __launch_bounds__(kRowThreads)
     }
     turn_rows<kTurn, kNorms>(p, p.k, channels, rows, from, to, lanes_of_row, has_place);
   });
-  if (p.k.to || p.sides < 2) return;
-  heads_of(p.hk, [&](std::int64_t from, std::int64_t to) {
+  if (!appends_values(p)) return;
+  heads_of(p.k.heads, [&](std::int64_t from, std::int64_t to) {
     const AppendKvSide& s = p.side[1];
     RowPlace at;
     if (!exists || !find_row(p, s, r, 0, at)) return;
     for (std::int64_t h = from; h < to; ++h)
       for (std::int64_t c = 8 * unit; c < s.size; c += 8 * lanes_of_row)
-        Block<T>::of(static_cast<const T*>(s.from) + at.from + h * s.from_stride.h + c)
+        Piece<T>::of(static_cast<const T*>(s.from) + at.from + h * s.from_stride.h + c)
             .store(static_cast<T*>(s.to) + at.to + h * s.to_stride.h + c);
   });
 }
 
-// Whether vector_rows() takes a call.
+inline DType row_type(const RotaryAppendKvParams& p) {
+  return p.q.heads > 0 ? p.q.from_type : p.k.from_type;
+}
+// Whether vector_rows() takes a call. (Its grid has 31 bits for the threads of all rows.)
 inline bool has_vector_rows(const RotaryAppendKvParams& p) {
-  const DType type = p.k.from_type;
+  const DType type = row_type(p);
   const std::int64_t size = type == DType::f32 ? 4 : 2, lanes = p.d / kRowChannels;
   const auto is_one = [&](DType of, const void* data, const Strides& s) {
     return of == type && is_vector(data, s, size);
@@ -216,25 +223,25 @@ inline bool has_vector_rows(const RotaryAppendKvParams& p) {
   const auto takes = [&](const RotarySide& s) {
     return is_one(s.from_type, s.from, s.from_stride) && (!s.to || is_one(s.to_type, s.to, s.to_stride));
   };
-  if (p.d == 0 || p.d % kRowChannels != 0 || !takes(p.k) || (p.q.heads > 0 && !takes(p.q))) return false;
+  if (p.d == 0 || p.d % kRowChannels != 0 || p.total * lanes >= std::int64_t{1} << 37) return false;
+  if ((p.q.heads > 0 && !takes(p.q)) || (p.k.heads > 0 && !takes(p.k))) return false;
   if (p.rotary % kRowChannels != 0 || p.rotary_offset != 0) return false;
   // The lanes of a row are a power of two.
   if ((p.q.norm || p.k.norm) && (p.rotary != p.d || lanes > 32 || (lanes & (lanes - 1)) != 0)) return false;
-  if (p.k.to) return true;
-  for (int part = 0; part < p.sides; ++part) {
-    const AppendKvSide& s = p.side[part];
-    const bool plain = s.from_type == type && is_vector(s.from, s.from_stride, size) && s.size % 8 == 0;
-    if (!plain || !is_one(s.to_type, s.to, s.to_stride)) return false;
-  }
-  return p.sides <= 2;
+  if (p.k.to || p.k.heads == 0) return true;
+  if (p.sides > 2) return false;
+  return std::all_of(p.side, p.side + p.sides, [&](const AppendKvSide& s) {
+    return s.size % 8 == 0 && is_one(s.from_type, s.from, s.from_stride) && is_one(s.to_type, s.to, s.to_stride);
+  });
 }
 
 template <class T, Turn kTurn, bool kNorms>
 cudaError_t launch_vector_rows(const RotaryAppendKvParams& p, cudaStream_t stream) {
   constexpr std::int64_t kThreadsWanted = 132 * 1536;  // more than that: threads have several heads
+  constexpr std::int64_t kMaxBlocks = 65535;           // in y
   const std::int64_t lanes = p.d / kRowChannels, threads = p.total * lanes;
-  const std::int64_t heads = p.q.heads + p.k.heads + (p.k.to || p.sides < 2 ? 0 : p.hk);
-  const std::int64_t each = std::clamp<std::int64_t>(threads * heads / kThreadsWanted, 1, at_least_1(heads));
+  const std::int64_t heads = p.q.heads + p.k.heads + (appends_values(p) ? p.k.heads : 0);
+  const std::int64_t each = std::max({threads * heads / kThreadsWanted, ceil_div(heads, kMaxBlocks), std::int64_t{1}});
   const dim3 blocks(static_cast<unsigned>(at_least_1(ceil_div(threads, kRowThreads))),
                     static_cast<unsigned>(at_least_1(ceil_div(heads, each))));
   return launch_clusters(1, false, vector_rows<T, kTurn, kNorms>, blocks, kRowThreads, 0, stream, p,
