@@ -100,7 +100,7 @@ def _deferring(theirs: Any, names: Container[str]) -> Any:
 
 def _may_wait(rows: Tokens) -> bool:
     """Whether keys and values may stay unmade: in eager code without gradients, with a plain matrix of the rows' type and device, and
-    on a GPU with plain rows and a kernel for one row over many keys."""
+    on a GPU with a kernel for one row over many keys, or rows that only rapt reads."""
     if torch.is_grad_enabled() or _refusals.is_traced():
         return False
     latent, rope, projection = rows.latent, rows.rope, rows.layer.kv_b_proj
@@ -120,7 +120,8 @@ def _may_wait(rows: Tokens) -> bool:
     if device.type == "cpu":
         return True
     rank = latent.shape[-1]
-    return type(latent) is type(rope) is Tensor and _refusals.cuda_decodes(rope.dtype, rank + rope.shape[-1], rank)
+    # Rows of a quantised or forked cache cannot be expanded.
+    return isinstance(latent, OnlyForRapt) or _refusals.cuda_decodes(rope.dtype, rank + rope.shape[-1], rank)
 
 
 def attend(

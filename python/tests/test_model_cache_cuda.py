@@ -233,6 +233,20 @@ def test_latents(kv_dtype, checked):
 
 
 @no_fallbacks
+@pytest.mark.parametrize("kv_dtype", [None, "i8"])
+def test_forks_of_latents(kv_dtype):
+    model = test_mla_models.models("deepseek_v3")[1].to(DEVICE)
+    cache, ids = Cache(model.config, kv_dtype=kv_dtype), test_mla_models.prompt(False)["input_ids"].to(DEVICE)
+    with torch.no_grad():
+        model(ids[:, :12], past_key_values=cache)
+        fork, alone = cache.fork(2), copy.deepcopy(cache)
+        for part in ids[:, 12:].split((1, 4, 1, 3), 1):
+            wanted = model(part, past_key_values=alone).logits.repeat_interleave(2, 0)
+            got = model(part.repeat_interleave(2, 0), past_key_values=fork).logits
+            torch.testing.assert_close(got, wanted, rtol=0, atol=2e-4)
+
+
+@no_fallbacks
 def test_inference_mode_and_memory_made_outside_of_it():
     """Memory that was made in inference mode is left when it ends, and memory made before it is written there."""
     model, ids = model_of("Llama").to(DEVICE), tokens(2, 12)
