@@ -82,14 +82,17 @@ void mask_scores(const PrefillItem<kComponents>& item, const Row* row, std::int6
       seen = seen | visible;
       keep(j, visible);
     };
-    for (std::int64_t j = 0; per_row && j < end; ++j) keep_seen(j, of_rows);
-    const Modifiers modifiers(item.head, row, kLanes);
-    vec modifier[kLanes];
-    for (std::int64_t j = per_row ? end : 0; j < end; j += kLanes) {
-      modifiers.load_keys(key + j, min(kLanes, end - j), modifier);
-      for_each_modifier(
-          modifier,
-          min(kLanes, end - j), [&](int t, vec mask) __attribute__((always_inline)) { keep_seen(j + t, mask); });
+    if (per_row) {
+      for (std::int64_t j = 0; j < end; ++j) keep_seen(j, of_rows);
+    } else {
+      const Modifiers modifiers(item.head, row, kLanes);
+      vec modifier[kLanes];
+      for (std::int64_t j = 0; j < end; j += kLanes) {
+        modifiers.load_keys(key + j, min(kLanes, end - j), modifier);
+        for_each_modifier(
+            modifier,
+            min(kLanes, end - j), [&](int t, vec mask) __attribute__((always_inline)) { keep_seen(j + t, mask); });
+      }
     }
     for (std::int64_t j = end; j < n; ++j) keep(j, from != from);
   } else {
