@@ -229,8 +229,48 @@ TEST_CASE("cuda: few rows over keys in many splits", "[kernel]") {
       "attention b=5 hq=4 hk=2 sq=1 sk=1500 d=64 ring seqlens window=1111,0 align=bottom_right lse",
       "attention b=2 hq=6 hk=2 sq=3 sk=900 d=256 dv=16 mask=bqk layout=bshd scale=-0.1 lse",
       "attention b=2 hq=2 sq=3 sk=900 d=128 layout=other lse",
-      "attention b=2 hq=32 hk=1 sq=1 sk=2000 d=64 dv=37 lse"};
+      "attention b=2 hq=32 hk=1 sq=1 sk=2000 d=64 dv=37 lse",
+      "attention b=3 hq=8 hk=2 sq=1 sk=3000 d=64 mask=bk sinks lse",
+      "attention b=2 hq=24 hk=2 sq=1 sk=1200 d=128 bias=k window=700,0 align=bottom_right lse",
+      "attention b=3 hq=8 hk=2 sq=1 sk=1008 d=128 page=16 seqlens mask=bk bias=bk lse",
+      "attention kv=i8 b=2 hq=4 hk=2 sq=1 sk=900 d=64 mask=k bias=bk k_groups=2 lse"};
   check_each(kSplitKeys);
+}
+
+// All rows of a sequence may share a mask and a bias, which are then loaded once for each key.
+TEST_CASE("cuda: modifiers that heads share give the bits of those that each head has", "[kernel]") {
+  constexpr const char* kShared[] = {"attention b=2 hq=8 hk=2 sq=1 sk=3000 d=64 mask=bk lse",
+                                     "attention b=3 hq=12 hk=1 sq=1 sk=2100 d=128 bias=bk sinks lse",
+                                     "attention b=2 hq=4 hk=2 sq=1 sk=700 d=80 mask=bk bias=bk lse",
+                                     "attention b=2 hq=4 hk=2 sq=1 sk=900 d=256 bias=k scale=-0.1 lse",
+                                     "attention b=2 hq=16 hk=1 sq=1 sk=900 d=40 bias=bk lse",
+                                     "attention b=2 hq=4 hk=2 sq=1 sk=1520 d=64 page=16 seqlens mask=bk bias=bk lse"};
+  const auto at_head = [](const Tensor& t, DType dtype, std::int64_t heads) {
+    const auto [b, sk] = std::pair(t.layout().shape[0], t.layout().shape[3]);
+    Tensor all(dtype, Dims{b, heads, 1, sk});
+    for (std::int64_t i = 0; i < all.size(); ++i) {
+      const std::int64_t at = i / (heads * sk) * sk + i % sk;
+      if (dtype == DType::boolean) all.flat<bool>(i) = t.flat<bool>(at);
+      else all.flat(i) = static_cast<float>(t.flat(at));
+    }
+    return all;
+  };
+  each_case(kShared, [&](const std::string& entry, Case& c) {
+    const std::int64_t heads = c.problem.hq;
+    const Tensor mask = std::move(c.mask);
+    Tensor bias = std::move(c.bias);
+    for (std::int64_t j = 0; bias && j < bias.size(); j += 37)
+      bias.flat(j) = j % 2 ? -INFINITY : j % 4 ? 1000.f : -65000.f;
+    for (const DType type : {DType::f32, DType::bf16, DType::f16}) {
+      if (mask) c.mask = at_head(mask, DType::boolean, 1);
+      if (bias) c.bias = at_head(bias, type, 1);
+      const Bytes shared = expected(entry, c);
+      if (mask) c.mask = at_head(mask, DType::boolean, heads);
+      if (bias) c.bias = at_head(bias, type, heads);
+      CHECK(expected(entry, c) == shared);
+      if (!bias) break;
+    }
+  });
 }
 
 // Of one token of many heads to many tokens, with keys of a thread block, a cluster or several, wherever they lie; and

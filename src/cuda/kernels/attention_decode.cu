@@ -76,13 +76,16 @@ bool rows_see_same_keys(const AttentionParams& p) {
 }
 
 // Whether attention_decode_same_keys takes the call: all rows of a sequence see the same keys, rows of q, k and v are
-// multiples of 16 bytes, pages are multiples of 16 keys, and scores need no more than a scale.
+// multiples of 16 bytes, pages are multiples of 16 keys, and scores need no more than a scale (kMayModify: or modifiers
+// that rows share).
+template <bool kMayModify>
 bool takes_same_keys(const DecodeParams& params) {
   const AttentionParams& p = params.p;
   constexpr std::int64_t kMax = 65535;  // the limit of a grid's y and z
   const bool finds_keys = !params.in_blocks || (!p.ring && p.page_size % 16 == 0);
   return (params.grid.same_keys || rows_see_same_keys(p)) && finds_keys && params.vector && params.vector_queries &&
-         !params.modified && !params.scaled_queries && !params.overlap_previous && std::max(p.hk, p.b) <= kMax;
+         (!params.modified || (kMayModify && rows_share_modifiers(p))) && !params.scaled_queries &&
+         !params.overlap_previous && std::max(p.hk, p.b) <= kMax;
 }
 
 // Whether `count` clusters of `cluster` thread blocks take at most half of the room: a cluster starts only when all of
@@ -164,7 +167,11 @@ cudaError_t launch(DecodeParams params, cudaStream_t stream) {
   params.k = side(p.k, p.k_stride, p.d, p.k_quant), params.v = side(p.v, p.v_stride, p.dv, p.v_quant);
   params.vector = is_simple(p, params.k) && is_simple(p, params.v);
   const int shared_bytes = kDecodeWarps * C::kSlots * params.slot_bytes + C::kQueryBytes;
-  if (takes_same_keys(params)) {
+  if (takes_same_keys<C::kIs16Bit>(params)) {
+    if constexpr (C::kIs16Bit)
+      if (params.modified)
+        return launch_same_keys<Decode<with_path(kConfig, DecodePath::shared_modifiers)>>(params, tiles, shared_bytes,
+                                                                                          stream);
     // Where the dense path is faster, and calls are not too few for more kernels.
     constexpr bool kHasDense = C::kSize < 256 && (C::kIs16Bit || (C::kTiles == 1 && C::kComponents == 1));
     if constexpr (kHasDense)

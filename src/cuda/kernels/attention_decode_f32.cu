@@ -11,6 +11,7 @@
 // an exact power of two.
 #include <cuda_runtime.h>
 
+#include "cuda/hopper/key_modifiers.cuh"
 #include "cuda/hopper/split_block.cuh"
 #include "cuda/kernels/kernels.hpp"
 #include "cuda/kernels/split_launches.cuh"
@@ -187,7 +188,8 @@ __device__ __forceinline__ void load_q(const Head& head, int first, int count, i
   }
 }
 
-template <class C>
+// kShared: modifiers are a mask and a bias that all rows of a sequence share.
+template <class C, bool kShared>
 __global__ void __launch_bounds__(C::kThreads, C::kBlocksPerMultiprocessor)
     attention_decode_f32(const __grid_constant__ DecodeF32Params params) {
   extern __shared__ __align__(128) std::uint8_t shared[];
@@ -246,6 +248,8 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocksPerMultiprocessor)
 #pragma unroll
     for (int i = 0; i < C::kOut; ++i) o_accum[i] = fmaf(o_accum[i], factor[at.half_of_out(i)], o[i]), o[i] = 0;
   };
+  std::conditional_t<kShared, KeyModifiers<C::kStepKeys>, NoModifiers> modifiers(p.score, head.b, first_key,
+                                                                                 key_at_step(0), end);
 #pragma unroll 1
   for (int n = 0, slot = 0, phase = 0; key_at_step(n) < end; ++n) {
     const int key = key_at_step(n);
@@ -254,12 +258,15 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocksPerMultiprocessor)
     multiply_keys<C>(p, q + warp_rows * C::kPitch, ring.k(slot), s);
 #pragma unroll
     for (float& x : s) x *= p.score.scale_log2;
-    if (params.modified || key < all_from || key + C::kStepKeys > all_to) {
+    const float of_lane = modifiers.next(teams * C::kStepKeys);
+    const bool changes = kShared ? __any_sync(~0u, of_lane != 0) : params.modified;
+    if (changes || key < all_from || key + C::kStepKeys > all_to) {
 #pragma unroll
       for (int i = 0; i < C::kScores; ++i) {
         const int row = warp_rows + at.row(at.half_of_score(i)), j = key + at.key_of_score(i);
+        if (kShared) s[i] = with_modifier(s[i], __shfl_sync(~0u, of_lane, at.key_of_score(i)));
         if (j < rows.from[row] || j >= rows.to[row]) s[i] = -kInfinity;
-        else if (params.modified) s[i] = rows.finish(head, row, first_key + j, s[i]);
+        else if (!kShared && params.modified) s[i] = rows.finish(head, row, first_key + j, s[i]);
       }
     }
     float rescale[2];
@@ -325,8 +332,8 @@ cudaError_t launch_attention_decode_f32(const AttentionParams& p, std::byte* wor
       const int team = team_for<C>(max_rows(p));
       const SplitGrid grid(p, partials, ceil_div(max_rows(p), team * kRows));
       const DecodeF32Params params{p, partials, grid, has_modifiers(p.score), vector};
-      return launch_kernel(false, attention_decode_f32<C>, grid.blocks, C::kThreads, C::shared_bytes(team), stream,
-                           params);
+      const auto kernel = rows_share_modifiers(p) ? attention_decode_f32<C, true> : attention_decode_f32<C, false>;
+      return launch_kernel(false, kernel, grid.blocks, C::kThreads, C::shared_bytes(team), stream, params);
     });
     return status == cudaSuccess && partials.splits > 1 ? launch_attention_combine(p, partials, stream) : status;
   });

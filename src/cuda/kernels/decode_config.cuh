@@ -18,6 +18,7 @@ template <DecodeConfig kConfig>
 struct Decode {
   static constexpr DType kType = kConfig.kv_type;
   static constexpr bool kSameKeys = kConfig.path != DecodePath::general, kDense = kConfig.path == DecodePath::dense;
+  static constexpr bool kModified = kConfig.path == DecodePath::shared_modifiers;
   using Coding = Codes<kType>;
   using Element = std::conditional_t<kType == DType::f16, __half, __nv_bfloat16>;  // of products
   static constexpr bool kIs16Bit = Coding::kIs16Bit;

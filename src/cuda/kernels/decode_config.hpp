@@ -9,8 +9,9 @@ namespace rapt::cuda {
 // What a kernel may take for granted, so that it finds its keys with fewer instructions.
 enum class DecodePath : std::uint8_t {
   general,
-  same_keys,  // all rows of a sequence see the same keys, and rows of q, k and v are whole times 16 bytes
-  dense,      // and sequences have one length, and are not in pages
+  same_keys,         // all rows of a sequence see the same keys, and rows of q, k and v are whole times 16 bytes
+  dense,             // and sequences have one length, and are not in pages
+  shared_modifiers,  // as same_keys, with a mask or a bias that all rows of a sequence share
 };
 
 struct DecodeConfig {

@@ -1,8 +1,10 @@
 // attention_decode_same_keys: attention_decode, with the same bits, for calls in which all rows of a sequence see the
-// same keys (takes_same_keys() has the whole condition). A thread block finds its keys with fewer instructions and,
-// where all sequences see the same keys, may go over several splits in turn.
+// same keys, but for a mask and a bias that they share (takes_same_keys() has the whole condition). A thread block
+// finds its keys with fewer instructions and, where all sequences see the same keys, may go over several splits in
+// turn.
 #pragma once
 
+#include "cuda/hopper/key_modifiers.cuh"
 #include "cuda/kernels/decode_kernel.cuh"
 
 namespace rapt::cuda {
@@ -138,17 +140,23 @@ __global__ void __launch_bounds__(kDecodeThreads, C::kBlocksPerMultiprocessor)
 
   unsigned fallback =
       0;  // the warp's fallback rows; recomputed at the end, since a call in the loop would take registers
+  const AttentionParams& p = params.p;
+  std::conditional_t<C::kModified, KeyModifiers<C::kStepKeys>, NoModifiers> modifiers(
+      p.score, block.head.b, block.first_row, steps.key, ring.end);
   int split = block.split, split_end = block.keys;
 #pragma unroll 1
   for (bool has_split = block.exists; has_split; ++split, split_end += block.keys) {
     DecodeSoftmax<C> softmax(params, q, q_sums);
     const auto finish_scores = [&](int key) {
       softmax.scale(params.scale_log2);
-      if (key >= ring.begin && key + C::kStepKeys <= ring.end) return;
+      const float of_lane = modifiers.next(DecodePipeline<C>::kStride);
+      const bool changes = C::kModified && __any_sync(~0u, of_lane != 0);
+      if (!changes && key >= ring.begin && key + C::kStepKeys <= ring.end) return;
       for_each_four(softmax.s, [&](int index, float(&four)[4]) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          const int j = key + softmax.key(index / 8 / C::kTiles, e / 2);
+          const int of_step = softmax.key(index / 8 / C::kTiles, e / 2), j = key + of_step;
+          if (changes) four[e] = with_modifier(four[e], __shfl_sync(~0u, of_lane, of_step));
           if (j < ring.begin || j >= ring.end) four[e] = -kInfinity;
         }
       });
@@ -160,7 +168,6 @@ __global__ void __launch_bounds__(kDecodeThreads, C::kBlocksPerMultiprocessor)
   }
   copy_wait<0>();
 
-  const AttentionParams& p = params.p;
   const int warp = threadIdx.x / 32, b = static_cast<int>(block.head.b), hk = static_cast<int>(block.head.hk);
   if (params.combines_in_cluster) {
     cluster_sync();
