@@ -233,7 +233,7 @@ TEST_CASE("cuda: few rows over keys in many splits", "[kernel]") {
       "attention b=3 hq=8 hk=2 sq=1 sk=3000 d=64 mask=bk sinks lse",
       "attention b=2 hq=24 hk=2 sq=1 sk=1200 d=128 bias=k window=700,0 align=bottom_right lse",
       "attention b=3 hq=8 hk=2 sq=1 sk=1008 d=128 page=16 seqlens mask=bk bias=bk lse",
-      "attention kv=i8 b=2 hq=4 hk=2 sq=1 sk=900 d=64 mask=k bias=bk k_groups=2 lse"};
+      "attention kv=i8 b=2 hq=4 hk=2 sq=1 sk=900 d=64 mask=k bias=bk groups=2 lse"};
   check_each(kSplitKeys);
 }
 
