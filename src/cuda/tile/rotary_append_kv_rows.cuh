@@ -18,6 +18,11 @@ constexpr int kRowThreads = 128;
 // How channels turn: not at all, or in pairs of the two blocks of a thread, or of neighbours.
 enum class Turn { none, halves, neighbours };
 
+template <class T>
+constexpr DType row_type_of = std::is_same_v<T, float>    ? DType::f32
+                              : std::is_same_v<T, __half> ? DType::f16
+                                                          : DType::bf16;
+
 // Eight channels as they lie in memory.
 template <class T>
 struct Piece {
@@ -66,6 +71,18 @@ __device__ inline float norm_factor(const RotaryAppendKvParams& p, float squares
   return __frcp_rn(__fsqrt_rn(squares / static_cast<float>(p.d) + p.norm_eps));
 }
 
+// Eight elements from `at` on, `step` apart: by one piece where it is one of T.
+template <class T>
+__device__ __forceinline__ void load_eight(const void* base, DType type, std::int64_t at, std::int64_t step, float* x) {
+  const T* const from = static_cast<const T*>(base) + at;
+  if (type == row_type_of<T> && step == 1 && reinterpret_cast<std::uintptr_t>(from) % 16 == 0) {
+    Piece<T>::of(from).widen(x);
+  } else {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) x[i] = load(base, type, at + i * step);
+  }
+}
+
 // Rows of one tensor to another: where head 0 of a new row lies, and how far the next head is.
 template <class T>
 struct RowHeads {
@@ -80,7 +97,7 @@ struct TurningChannels {
   static constexpr bool kTurns = kTurn != Turn::none;
   int column[2];
   bool turns;
-  float cos[kTurns ? 16 : 1], sin[kTurns ? 16 : 1];
+  float cos[16], sin[16];
 
   __device__ TurningChannels(const RotaryAppendKvParams& p, int unit) {
     const int half = kTurns ? static_cast<int>(p.rotary) / 2 : 0;
@@ -88,15 +105,22 @@ struct TurningChannels {
     column[0] = turns ? 8 * unit : kRowChannels * unit;
     column[1] = turns ? 8 * unit + half : kRowChannels * unit + 8;
   }
+  // From tables that mostly have the rows' type T.
+  template <class T>
   __device__ void load_angles(const RotaryAppendKvParams& p, const AngleRows& rows) {
-    if constexpr (kTurns) {
+    if (!kTurns || !turns) return;
+    load_table<T>(p, p.cos, rows.cos, p.cos_stride.d, cos);
+    load_table<T>(p, p.sin, rows.sin, p.sin_stride.d, sin);
+  }
+  template <class T>
+  __device__ __forceinline__ void load_table(const RotaryAppendKvParams& p, const void* table, std::int64_t row,
+                                             std::int64_t step, float (&x)[16]) const {
+    if (kTurn == Turn::neighbours && p.half_tables) {  // both of a pair have one angle
 #pragma unroll
-      for (int i = 0; i < 16; ++i) {
-        const int channel = column[i / 8] + i % 8;
-        const int angle = !p.half_tables ? channel : kTurn == Turn::halves ? column[0] + i % 8 : channel / 2;
-        cos[i] = turns ? load(p.cos, p.table_type, rows.cos + angle * p.cos_stride.d) : 0;
-        sin[i] = turns ? load(p.sin, p.table_type, rows.sin + angle * p.sin_stride.d) : 0;
-      }
+      for (int i = 0; i < 16; ++i) x[i] = load(table, p.table_type, row + (column[i / 8] + i % 8) / 2 * step);
+    } else {
+      load_eight<T>(table, p.table_type, row + column[0] * step, step, x);
+      load_eight<T>(table, p.table_type, row + (p.half_tables ? column[0] : column[1]) * step, step, x + 8);
     }
   }
   __device__ void turn(float (&x)[16]) const {
@@ -170,7 +194,7 @@ __global__ void __launch_bounds__(kRowThreads)
   exists = exists && t >= 0 && first + t < (p.from_begin ? p.total : p.n);
   exists = exists && !(p.from_begin && t >= p.from_begin[i + 1] - first);
   TurningChannels<kTurn> channels(p, unit);
-  if (exists && kTurn != Turn::none) channels.load_angles(p, angle_rows(p, i, t, first));
+  if (exists && kTurn != Turn::none) channels.template load_angles<T>(p, angle_rows(p, i, t, first));
 
   // Of the heads before `done`, which other tensors have.
   std::int64_t done = 0;
