@@ -76,9 +76,11 @@ set(rapt_cuda_objects $<TARGET_OBJECTS:rapt_cuda>)
 set(rapt_have_sm90a OFF)
 if("${rapt_cuda_architectures}" MATCHES "90a")
   set(rapt_have_sm90a ON)
-  add_library(rapt_cuda_sm90a OBJECT src/cuda/kernels/attention_backward.cu src/cuda/kernels/attention_combine.cu src/cuda/kernels/attention_decode.cu
+  add_library(rapt_cuda_sm90a OBJECT src/cuda/kernels/attention_backward.cu src/cuda/kernels/attention_backward_bits.cu
+              src/cuda/kernels/attention_backward_scores.cu src/cuda/kernels/attention_combine.cu src/cuda/kernels/attention_decode.cu
               src/cuda/kernels/attention_decode_f32.cu src/cuda/kernels/attention_decode_m64.cu
               src/cuda/kernels/attention_latent.cu src/cuda/kernels/attention_prefill.cu
+              src/cuda/kernels/attention_prefill_modified.cu
               src/cuda/kernels/attention_prefill_f32.cu src/cuda/kernels/attention_prefill_f8.cu
               src/cuda/kernels/delta_rule_decode.cu src/cuda/kernels/delta_rule_prefill.cu
               src/cuda/kernels/index_scores_tiles.cu)

@@ -139,6 +139,21 @@ RAPT_HOST_DEVICE float alibi_shift_log2(const ScoreParams& s, std::int64_t b, st
   return alibi_slope_log2(s, b, q_head, number_at) * abs_of(static_cast<float>(position - nearest));
 }
 
+// What softcap makes of x = q.k * scale_log2.
+template <class Number>
+RAPT_HOST_DEVICE Number capped(const ScoreParams& s, Number x) {
+  return s.softcap_log2 * tanh_of(x / s.softcap_log2);
+}
+// The same with its derivative, by a kernel's own tanh(x, y) of x / y.
+struct Capped {
+  float x, derivative;
+};
+template <class Tanh>
+RAPT_HOST_DEVICE Capped capped(const ScoreParams& s, float x, Tanh tanh) {
+  const float of_x = tanh(x, s.softcap_log2);
+  return {s.softcap_log2 * of_x, 1 - of_x * of_x};
+}
+
 // d(final score) / d(scaled q.k), at x = q.k * scale_log2.
 RAPT_HOST_DEVICE double score_derivative(const ScoreParams& s, double x) {
   if (!changes_derivative(s)) return 1;
@@ -152,7 +167,7 @@ template <class Number, class NumberAt>
 RAPT_HOST_DEVICE Number finish_score(const ScoreParams& s, const ScorePlace& at, std::int64_t nearest, Number x,
                                      NumberAt number_at) {
   if (is_masked(s, at)) return -kInfinity;
-  if (s.softcap_log2 != 0) x = s.softcap_log2 * tanh_of(x / s.softcap_log2);
+  if (s.softcap_log2 != 0) x = capped(s, x);
   if (s.bias) {
     const float bias = number_at(s.bias, s.bias_type, modifier_index(s.bias_stride, at));
     if (bias == -kInfinity) return bias;

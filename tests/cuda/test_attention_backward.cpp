@@ -104,3 +104,44 @@ TEST_CASE("cuda: gradients whose dS takes the slots of other heads", "[kernel][l
     check_alone(all);
   }
 }
+
+// What the first warpgroup prepares of a tile: eight keys at a time where a row of the tensor lets it, one at a time
+// elsewhere; of rows and keys that a tile has and the call has not.
+TEST_CASE("cuda: gradients of tiles whose scores have modifiers", "[kernel][long]") {
+  const DType dtype = GENERATE(DType::bf16, DType::f16);
+  for (const char* words :
+       {"b=2 hq=3 sq=300 sk=328 d=128 mask=bhqk",
+        "b=2 hq=3 sq=300 sk=333 d=64 mask=bhqk causal align=bottom_right",
+        "b=2 hq=4 hk=2 sq=150 sk=270 d=128 mask=bk window=100,20 align=bottom_right dlse",
+        "hq=3 sq=200 d=64 mask=q",
+        "b=3 hq=2 sq=140 sk=200 d=64 mask=bhqk layout=other",
+        "b=2 hq=4 hk=1 sq=200 sk=264 d=128 bias=bhqk",
+        "b=2 hq=4 hk=1 sq=200 sk=264 d=64 bias=hqk mask=bk sinks dsinks",
+        "hq=3 sq=190 sk=133 d=64 bias=qk",
+        "b=2 hq=2 sq=300 sk=330 d=128 bias=bk mask=hqk softcap=5 causal align=bottom_right",
+        "hq=3 sq=200 d=64 bias=h",
+        "b=2 hq=6 hk=2 sq=260 d=64 alibi causal",
+        "hq=4 hk=2 sq=130 sk=290 d=128 alibi bias=hqk align=-20",
+        "b=2 hq=3 sq=200 sk=260 d=128 softcap=0.5",
+        "hq=3 sq=200 sk=260 d=64 softcap=1000 window=50,50 align=0",
+        "b=2 hq=4 hk=2 sq=270 sk=300 d=128 dropout=0.2",
+        "b=2 hq=3 sq=140 d=64 dropout=0.5 causal mask=bk dlse",
+        "b=2 hq=4 hk=1 sq=200 d=64 dropout=0.1 softcap=20 bias=hqk alibi sinks dsinks",
+        "hq=2 sq=130 d=64 dropout=1",
+        "b=4 hq=4 hk=2 sq=300 sk=300 d=64 ragged_q=500 ragged_k=600 mask=bqk causal align=bottom_right",
+        "b=3 hq=2 sq=120 sk=400 d=128 ragged_q=240 ragged_k=900 bias=bhqk dropout=0.25",
+        "b=3 hq=2 sq=260 d=64 dv=24 seqlens alibi dropout=0.3 mask=qk",
+        "hq=12 hk=1 sq=450 sk=70 d=128 mask=hqk",
+        "hq=12 hk=1 sq=450 sk=300 d=64 bias=hqk dropout=0.1 align=7 causal",
+        "hq=2 sq=129 sk=513 d=100 layout=bshd mask=hqk"})
+    for (const std::uint64_t seed : {1, 2}) check_backward(typed_backward(words, dtype), seed);
+}
+
+// More heads than there are slots for their dS, and each with the bits that it has alone.
+TEST_CASE("cuda: gradients with modifiers whose dS takes the slots of other heads", "[kernel][long]") {
+  for (const char* words : {"b=9 hq=16 sq=1024 d=64 causal mask=k", "b=10 hq=14 hk=2 sq=520 d=64 bias=hqk",
+                            "b=40 hq=12 hk=2 sq=320 sk=512 d=128 window=100,0 align=0 alibi"}) {
+    BackwardCase all(typed_backward(words, DType::bf16), 5, Placement::heap, {}, kLibrary);
+    check_alone(all);
+  }
+}

@@ -240,7 +240,9 @@ TEST_CASE("cuda host: explain names the kernel that an entry chooses", "[unit]")
       {"b=2 hq=8 sq=321 d=96 seqlens", "attention_prefill (128 rows x 128 keys, heads of 96, TMA)"},
       {"b=2 hq=8 sq=321 d=192", "attention_prefill (128 rows x 64 keys, heads of 192, TMA)"},
       {"b=2 hq=8 sq=321 d=128 alibi align=bottom_right",
-       "attention_prefill (128 rows x 128 keys, heads of 128, modifies scores)"},
+       "attention_prefill (128 rows x 64 keys, heads of 128, TMA, modifies scores)"},
+      {"b=2 hq=8 hk=1 sq=2 sk=300 d=64 dropout=0.1",
+       "attention_prefill (128 rows x 64 keys, heads of 64, TMA, modifies scores)"},
       {"b=2 hq=8 sq=321 d=256 kv=i8 groups=1", "attention_prefill (128 rows x 64 keys, heads of 256, widens codes)"},
       {"b=2 hq=8 hk=1 sq=2 sk=300 d=64", "attention_decode (16 rows, heads of 64)"},
       {"b=2 hq=8 hk=1 sq=2 sk=300 d=64 alibi align=bottom_right", "attention_decode (16 rows, heads of 64)"},
@@ -321,6 +323,20 @@ TEST_CASE("cuda host: f8e4m3 products are opt-in, and say what they do not take"
   }
 }
 
+TEST_CASE("cuda host: dropout goes to tensor cores, or nowhere", "[unit]") {
+  const auto plan = [](const std::string& words) {
+    return Plan(AttentionProblem::parse("attention device=cuda b=2 hq=4 sq=300 d=64 dropout=0.1 " + words));
+  };
+  if (has_entry("attention_prefill.bf16.cuda.sm90a")) {
+    CHECK(plan("dtype=bf16 mask=qk").entry() == "attention_prefill.bf16.cuda.sm90a");
+    CHECK(plan("dtype=f16 sk=3 seqlens").entry() == "attention_prefill.f16.cuda.sm90a");
+  } else {
+    CHECK_THROWS_AS(plan("dtype=bf16"), Error);
+  }
+  for (const char* words : {"", "dtype=bf16 ragged_q=500", "dtype=bf16 kv=i8 groups=1", "dtype=bf16 kv=f16"})
+    CHECK_THROWS_AS(plan(words), Error);
+}
+
 TEST_CASE("cuda host: gradients go to tensor cores where these take the call", "[unit]") {
   const auto entry = [](const std::string& words, const std::string& sizes = "d=64") {
     const std::string text = "attention_backward device=cuda b=2 hq=4 sq=300 " + sizes + " " + words;
@@ -332,12 +348,13 @@ TEST_CASE("cuda host: gradients go to tensor cores where these take the call", "
     return;
   }
   for (const std::string type : {"bf16", "f16"}) {
-    for (const char* words : {"", "hk=2 causal dlse", "window=10,-1 align=0 sinks dsinks", "seqlens", "grads=k"})
+    for (const char* words : {"", "hk=2 causal dlse", "window=10,-1 align=0 sinks dsinks", "seqlens", "grads=k",
+                              "mask=qk bias=hqk", "softcap=9 alibi align=0", "dropout=0.1"})
       CHECK(entry("dtype=" + type + " " + words) == "attention_backward." + type + ".cuda.sm90a");
     CHECK(entry("dtype=" + type, "d=128 dv=40") == "attention_backward." + type + ".cuda.sm90a");
   }
-  for (const char* words : {"", "dtype=bf16 mask=qk", "dtype=bf16 bias=hqk dbias", "dtype=bf16 softcap=9",
-                            "dtype=f16 alibi align=0", "dtype=f16 dropout=0.1", "dtype=bf16 dout=f32"})
+  for (const char* words : {"", "dtype=bf16 bias=hqk dbias", "dtype=f16 alibi dalibi align=0", "mask=qk dropout=0.1",
+                            "dtype=bf16 dout=f32"})
     CHECK(entry(words) == naive);
   for (const char* sizes : {"d=136", "d=64 dv=136"}) CHECK(entry("dtype=bf16", sizes) == naive);
   CHECK_THROWS_AS(entry("hk=1 gathered pool=500 sk=20"), Error);

@@ -190,6 +190,9 @@ __device__ inline uint4 load16_ahead(const void* from) {
 __device__ inline void store1(std::uint32_t to, std::uint8_t x) {
   asm volatile("st.shared.u8 [%0], %1;" ::"r"(to), "r"(static_cast<std::uint32_t>(x)) : "memory");
 }
+__device__ inline void store2(std::uint32_t to, std::uint16_t x) {
+  asm volatile("st.shared.u16 [%0], %1;" ::"r"(to), "h"(x) : "memory");
+}
 __device__ inline void store4(std::uint32_t to, std::uint32_t x) {
   asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(x) : "memory");
 }

@@ -108,9 +108,11 @@ __global__ void __launch_bounds__(kThreads)
     if (delta - delta == 0 && attends_one_value(p, head, row)) dp_factor = 0, delta = -dlse, has_one_value = true;
     if (lane_of_row() != 0) continue;
     // A row without keys has weights of 0; those of one that saw +inf are NaN, as the forward's.
-    const double shifted = static_cast<double>(lse) * rapt::kLog2e + static_cast<double>(alibi_shift_log2(head, row));
+    const double shifted = static_cast<double>(lse) * rapt::kLog2e + static_cast<double>(alibi_shift_log2(head, row)) -
+                           static_cast<double>(kept_log2(p.score));
     to.lse_log2[i] = fabsf(lse) < kInfinity ? static_cast<float>(shifted) : lse < 0 ? kInfinity : not_a_number();
-    to.minus_delta[i] = static_cast<float>(-delta), to.dp_factor[i] = dp_factor;
+    const double kept = p.score.dropout.given && p.score.dropout.scale != 0 ? p.score.dropout.scale : 1;
+    to.minus_delta[i] = static_cast<float>(-delta / kept), to.dp_factor[i] = dp_factor;
     if (!p.grad_sinks) continue;
     const float sink = load(p.score.sinks, p.score.sinks_type, row.q_head * p.score.sinks_stride);
     const double exponent = static_cast<double>(sink) - static_cast<double>(lse);
@@ -139,21 +141,20 @@ __device__ Pair differentiate(const AttentionBackwardParams& p, const BackwardRo
   if (score == -kInfinity) return {};
   const RowsOfTile& tile = rows.tiles[BackwardTiling::number(p, head.b, row.q_head, row.token)];
   const std::int64_t in_tile = row.token % kBackwardTile;
-  // Clamped, because no weight is above 1 whatever rounding errors the score and lse have.
+  // Clamped, because no weight is above the largest whatever rounding errors the score and lse have.
   const double exponent = static_cast<double>(score) - static_cast<double>(tile.lse_log2[in_tile]);
-  const double weight = exp2(exponent > 0 ? 0 : exponent);
+  const auto largest = static_cast<double>(kept_log2(p.score));
+  const double weight = exp2(exponent > largest ? largest : exponent);
   const bool dropped = is_dropped(p.score, {head.b, row.q_head, row.token, j});
-  const double kept = p.score.dropout.given ? static_cast<double>(p.score.dropout.scale) : 1;
   double dp = 0;
   if (!dropped && tile.dp_factor[in_tile] != 0) {
     const std::int64_t dout = row_at(p.dout_stride, head, row), v = head.key_at(p.v_stride, j);
     for (std::int64_t c = 0; c < p.dv; ++c)
       dp += static_cast<double>(number(p.dout, p.dout_type, p.dout_stride, dout, c)) *
             static_cast<double>(number(p.v, p.kv_type, p.v_stride, v, c));
-    dp *= kept;
   }
   const double ds = weight * (dp + static_cast<double>(tile.minus_delta[in_tile]));
-  return {false, dropped, dropped ? 0 : kept * weight, ds, ds * score_derivative(p.score, static_cast<double>(x))};
+  return {false, dropped, dropped ? 0 : weight, ds, ds * score_derivative(p.score, static_cast<double>(x))};
 }
 
 // Adds up over the thread block's threads, in a fixed order.

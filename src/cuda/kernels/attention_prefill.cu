@@ -13,16 +13,15 @@
 namespace rapt::cuda {
 namespace {
 
-// Every kernel that operations/attention/cuda_choice.cpp may choose for an element type.
+// Every kernel that operations/attention/cuda_choice.cpp may choose for an element type and scores without modifiers.
 constexpr auto kernels_of(DType element) {
-  std::array<PrefillConfig, 38> kernels{};
+  std::array<PrefillConfig, 30> kernels{};
   std::size_t count = 0;
   const auto add = [&](PrefillConfig config) { config.element = element, kernels[count++] = config; };
   for (const int size : {64, 128, 192, 256}) {
     const int block_k = size > 128 ? 64 : 128;
-    for (const bool modified : {false, true})
-      for (const bool quantized : {false, true})
-        add({.head_dim = size, .columns = size, .block_k = block_k, .modified = modified, .quantized = quantized});
+    for (const bool quantized : {false, true})
+      add({.head_dim = size, .columns = size, .block_k = block_k, .quantized = quantized});
   }
   for (const int columns : {48, 64}) {
     add({.head_dim = 64, .columns = columns, .tma = true});
@@ -74,6 +73,7 @@ bool prefill_can_count(const AttentionParams& p) {
 cudaError_t launch_attention_prefill(const AttentionParams& p, const PrefillConfig& config, cudaStream_t stream) {
   PrefillParams params = params_of(p);
   if (config.quantized) describe_codes(params);
+  if (config.modified) return launch_prefill_modified(params, config, stream);
   if (config.element == DType::f16)
     return launch_one_of<kF16Kernels>(config, [&](auto i) { return launch_prefill<kF16Kernels[i]>(params, stream); });
   return launch_one_of<kBf16Kernels>(config, [&](auto i) { return launch_prefill<kBf16Kernels[i]>(params, stream); });

@@ -64,11 +64,12 @@ struct BackwardBlock {
 
   // The rows or keys of the other side that own ones [from, to) meet.
   __device__ KeyRange32 others_of(int from, int to) const {
-    to = min(to, own_end);
+    to = min(to, min(own_end, C::kOfKeys ? bounds.limit : bounds.rows));
     if (from >= to) return {0, 0};
     if constexpr (C::kOfKeys) {
       // Both ends of what a row sees rise with its token t: keys [t + first, t + last).
-      return {min(max(from - bounds.last + 1, 0), tokens()), min(max(to - bounds.first, 0), tokens())};
+      const int rows = min(tokens(), bounds.rows);
+      return {min(max(from - bounds.last + 1, 0), rows), min(max(to - bounds.first, 0), rows)};
     } else {
       return {bounds.first_of(from), bounds.last_of(to - 1)};
     }
@@ -83,7 +84,8 @@ struct BackwardBlock {
   }
   // Whether each of these tokens sees each of these keys.
   __device__ bool all_see(int first_token, int last_token, int first_key, int last_key) const {
-    return last_token < tokens() && bounds.first_of(last_token) <= first_key && bounds.last_of(first_token) > last_key;
+    return last_token < min(tokens(), bounds.rows) && bounds.first_of(last_token) <= first_key &&
+           bounds.last_of(first_token) > last_key;
   }
 
  private:

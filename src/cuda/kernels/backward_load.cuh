@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cuda/hopper/progress.cuh"
-#include "cuda/kernels/backward_block.cuh"
+#include "cuda/kernels/backward_modifiers.cuh"
 
 namespace rapt::cuda {
 
@@ -23,6 +23,7 @@ struct BackwardLoads {
       fence_async_proxy();
       barrier_arrive(barrier);
     };
+    Modifiers modifiers(block, own + C::kStagedAt);
     const int count = for_each_tile([&](int n, int h, int first) {
       ring.wait_empty(n);
       copy<!C::kOfKeys>(ring.slot(n), C::kOtherPanel, h, first);
@@ -32,6 +33,7 @@ struct BackwardLoads {
           copy16(ring.slot(n) + C::kRowsAt + 16 * threadIdx.x, of_rows + 16 * threadIdx.x);
       }
       copy_commit();
+      prepare_modifiers(modifiers, n);
       copy_wait<1>();
       arrive(n == 0 ? own_full : ring.full(n - 1));
     });
@@ -39,28 +41,46 @@ struct BackwardLoads {
     if (count > 0) arrive(ring.full(count - 1));
   }
 
-  // The same by TMA, by one thread.
+  // The same by TMA, by the first thread. Modifiers, if there are any, by all.
   __device__ void by_tma() const {
-    barrier_arrive_expecting(own_full, 2 * C::kOwnBytes);
-    for (int group = 0; group < C::kGroups; ++group)
-      box<C::kOfKeys>(own + group * kBackwardTile * 128, C::kOwnPanel, block.q_head, block.own + kBackwardTile * group,
-                      own_full);
-    if constexpr (C::kKeepsDs) {  // math warpgroups write dS once they have a tile
-      const int before = block.kv_head() - block.params.ds_slots;
-      if (before >= 0) wait_for_count(&block.params.rows.progress[before].read, block.params.order.row_blocks);
+    const bool loads = threadIdx.x == 0;
+    if (loads) {
+      barrier_arrive_expecting(own_full, 2 * C::kOwnBytes);
+      for (int group = 0; group < C::kGroups; ++group)
+        box<C::kOfKeys>(own + group * kBackwardTile * 128, C::kOwnPanel, block.q_head,
+                        block.own + kBackwardTile * group, own_full);
+      if constexpr (C::kKeepsDs) {  // math warpgroups write dS once they have a tile
+        const int before = block.kv_head() - block.params.ds_slots;
+        if (before >= 0) wait_for_count(&block.params.rows.progress[before].read, block.params.order.row_blocks);
+      }
+    } else if (!C::kModified) {
+      return;
     }
+    Modifiers modifiers(block, own + C::kStagedAt);
     for_each_tile([&](int n, int h, int first) {
       ring.wait_empty(n);
-      barrier_arrive_expecting(ring.full(n), 2 * C::kOtherBytes + (C::kOfKeys ? kTileBytes : 0));
-      box<!C::kOfKeys>(ring.slot(n), C::kOtherPanel, h, first, ring.full(n));
-      if constexpr (C::kOfKeys)
-        bulk_load(ring.slot(n) + C::kRowsAt, block.rows_of(h, first), kTileBytes, ring.full(n), true);
+      if (loads) {
+        barrier_arrive_expecting(ring.full(n), 2 * C::kOtherBytes + (C::kOfKeys ? kTileBytes : 0));
+        box<!C::kOfKeys>(ring.slot(n), C::kOtherPanel, h, first, ring.full(n));
+        if constexpr (C::kOfKeys)
+          bulk_load(ring.slot(n) + C::kRowsAt, block.rows_of(h, first), kTileBytes, ring.full(n), true);
+      }
+      prepare_modifiers(modifiers, n);
     });
   }
 
  private:
   static constexpr int kTileBytes = sizeof(RowsOfTile);
+  struct NoModifierLoads {
+    __device__ NoModifierLoads(const BackwardBlock<C>&, std::uint32_t) {}
+  };
+  using Modifiers = std::conditional_t<C::kModified, ModifierLoads<C>, NoModifierLoads>;
 
+  __device__ static void prepare_modifiers(NoModifierLoads&, int) {}
+  __device__ void prepare_modifiers(ModifierLoads<C>& modifiers, int n) const {
+    modifiers.prepare(ring.slot(n));
+    barrier_arrive(ring.full(n));
+  }
   // Calls load(n, h, first) for the n-th tile of the other side: of query head h, from row or key `first` on. Returns
   // how many.
   template <class Load>

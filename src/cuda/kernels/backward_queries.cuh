@@ -117,11 +117,11 @@ template <class K>
 __global__ void __launch_bounds__(K::kThreads, 1)
     attention_backward_kept(const __grid_constant__ BackwardParams params) {
   using Q = BackwardQueriesConfig<typename K::Element, K::kSize>;
-  static_assert(Q::kThreads == K::kThreads && Q::kStages == K::kStages);
+  static_assert(Q::kThreads == K::kThreads && Q::kStages <= kMaxBackwardStages);
   extern __shared__ std::uint8_t shared[];
-  __shared__ std::uint64_t barriers[2 * K::kStages + 1];
-  const BackwardStart start(params, barriers, shared);
+  __shared__ std::uint64_t barriers[2 * kMaxBackwardStages + 1];
   const BackwardOrder::Item item = params.order.at(static_cast<int>(blockIdx.x));
+  const BackwardStart start(params, barriers, shared, K::kModified && item.is_of_keys ? 128 : 0);
   const int group = static_cast<int>(params.p.group);
   if (item.is_of_keys) {
     differentiate_tiles(BackwardBlock<K>(params, item.head, item.number / (K::kGrouped ? params.sharers : 1)),

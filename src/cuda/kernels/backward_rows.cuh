@@ -11,12 +11,19 @@ using BackwardTiling = QueryHeadTiling<kBackwardTile>;
 using BackwardBlocking = Blocking<kBackwardTile>;
 
 // What a tile's rows need. dS = P (dP * dp_factor - delta), P = 2^(score - lse_log2). dp_factor is 1; it is 0 for a row
-// of one value, whose dP is dout . out: delta is -dlse alone there. Rows past the last one have weights of 0.
+// of one value, whose dP is dout . out: delta is -dlse alone there. Rows past the last one have weights of 0. With
+// dropout, P is the weight of a kept key, 1 / (1 - p) times the one before it, delta is divided by as much, and dP of a
+// dropped key is 0.
 struct RowsOfTile {
   float lse_log2[kBackwardTile];  // without the shift of ALiBi; inf: the row has weights of 0
   float minus_delta[kBackwardTile], dp_factor[kBackwardTile];
   float has_one_value, unused[3];  // has_one_value: 1 if some dp_factor is 0
 };
+
+// log2 of dropout's factor of kept weights; 0 if there is none.
+__device__ inline float kept_log2(const ScoreParams& s) {
+  return s.dropout.given && s.dropout.scale != 0 ? log2f(s.dropout.scale) : 0;
+}
 
 // Thread blocks that have left all their dS of a kv head in memory, and that have read all of theirs for dq.
 struct DsProgress {

@@ -27,6 +27,8 @@ struct BackwardMath {
   using T = typename C::Element;
   static constexpr int kSums = C::kSize / 2;
   static constexpr bool kOfKeys = C::kOfKeys;
+  // Of P as an operand: fp16 has few bits of numbers below 2^-14.
+  static constexpr float kWeightScale = std::is_same_v<T, __half> ? 0x1p10f : 1;
   static constexpr int kMinusDeltaAt = offsetof(RowsOfTile, minus_delta), kDpFactorAt = offsetof(RowsOfTile, dp_factor),
                        kOneValueAt = offsetof(RowsOfTile, has_one_value);
 
@@ -37,8 +39,9 @@ struct BackwardMath {
   std::uint32_t thread = threadIdx.x % 128;  // of the warpgroup
   std::uint32_t in_eight = thread % 4 * 2;   // the first of the lane's two among eight of the other side
 
-  float sums[kSums], value_sums[kOfKeys ? kSums : 1];  // dK and dV, or dQ
-  float lse[2], minus_delta[2], dp_factor[2];          // of own rows
+  float sums[kSums], value_sums[kOfKeys ? kSums : 1];                 // dK and dV, or dQ
+  float lse[2], minus_delta[2], dp_factor[2];                         // of own rows
+  const float largest = C::kModified ? kept_log2(block.p.score) : 0;  // of a weight, in the log2 domain
   std::uint32_t weights[16], derivatives[16];
   KeyRange32 whole;           // the tiles of which each own row or key sees all
   KeyRange32 in_turns;        // those of which both warpgroups see something
@@ -89,28 +92,70 @@ struct BackwardMath {
 #pragma unroll
     for (int j = 0; j < (kOfKeys ? 8 : 0); ++j) to[j] = load8(of_rows + 4 * other_of(4 * j));
   }
-  // What dP is added to: -delta of each pair's row.
-  __device__ void load_minus_delta(float (&dp)[32], std::uint32_t of_rows) const {
-#pragma unroll
-    for (int i = 0; i < 32; i += 2) {
-      const float2 pair = kOfKeys ? load8(of_rows + kMinusDeltaAt + 4 * other_of(i))
-                                  : make_float2(minus_delta[i / 2 % 2], minus_delta[i / 2 % 2]);
-      dp[i] = pair.x, dp[i + 1] = pair.y;
-    }
+  // -delta of the rows of pairs i and i + 1.
+  __device__ float2 load_minus_delta(int i, std::uint32_t of_rows) const {
+    return kOfKeys ? load8(of_rows + kMinusDeltaAt + 4 * other_of(i))
+                   : make_float2(minus_delta[i / 2 % 2], minus_delta[i / 2 % 2]);
+  }
+  __device__ const ScoreParams& score() const {
+    return block.p.score;
+  }
+  __device__ bool drops() const {
+    return score().dropout.given;
   }
   // s becomes P.
-  __device__ void weigh(float (&s)[32], const OtherLse& other_lse) const {
-    const float scale = block.p.score.scale_log2;
+  __device__ void weigh(float (&s)[32], float scale, const OtherLse& other_lse) const {
 #pragma unroll
     for (int i = 0; i < 32; ++i) {
       const float2& pair = other_lse[kOfKeys ? i / 4 : 0];
       const float of_row = kOfKeys ? (i % 2 ? pair.y : pair.x) : lse[i / 2 % 2];
-      // No weight is above 1 whatever rounding errors the score and lse have.
-      s[i] = exp2_approx(min_or_nan(fmaf(s[i], scale, -of_row), 0));
+      // No weight is above 1, or what dropout makes of it, whatever rounding errors the score and lse have.
+      s[i] = exp2_approx(min_or_nan(fmaf(s[i], scale, -of_row), C::kModified ? largest : 0));
     }
   }
-  // Of a tile that is not whole: P and dP - delta of pairs that are hidden, and the latter of rows of one value.
-  __device__ void hide(float (&s)[32], float (&dp)[32], int n, std::uint32_t of_rows) const {
+  // What a tile's modifiers make of q.k, which become scores in the log2 domain, and of dP - delta.
+  __device__ void change_scores(float (&s)[32], float (&dp)[32], std::uint32_t tile) const {
+    float scale = score().scale_log2;
+    if (changes_derivative(score())) {
+#pragma unroll
+      for (int i = 0; i < 32; ++i) {
+        const Capped made = capped(score(), s[i] * scale, [](float x, float y) { return tanh_approx(x, y); });
+        s[i] = made.x, dp[i] *= made.derivative;
+      }
+      scale = 1;
+    }
+    const std::uint32_t at = tile + kShiftsAt<C> + (group * kBackwardTile + own_of(0)) * C::kShiftsPitch + 4 * in_eight;
+    const bool shifts = score().bias || score().alibi;
+#pragma unroll
+    for (int i = 0; i < 32; i += 2) {
+      const float2 shift = shifts ? load8(at + i / 2 % 2 * 8 * C::kShiftsPitch + i / 4 * 32) : make_float2(0, 0);
+      s[i] = fmaf(s[i], scale, shift.x), s[i + 1] = fmaf(s[i + 1], scale, shift.y);
+    }
+  }
+  __device__ PairBits bits_of(std::uint32_t words) const {
+    return {words + (group * kBackwardTile + own_of(0)) * 8, in_eight};
+  }
+  __device__ void hide_masked(float (&s)[32], std::uint32_t tile) const {
+    const PairBits hidden = bits_of(tile + kHiddenAt<C>);
+#pragma unroll
+    for (int i = 0; i < 32; ++i) s[i] = hidden[i] ? 0 : s[i];
+  }
+  // A dropped weight's dP is 0.
+  __device__ void drop_values(float (&dp)[32], std::uint32_t tile) const {
+    const PairBits dropped = bits_of(tile + kDroppedAt<C>);
+#pragma unroll
+    for (int i = 0; i < 32; i += 2) {
+      const float2 minus = load_minus_delta(i, tile + C::kRowsAt);
+      dp[i] = dropped[i] ? minus.x : dp[i], dp[i + 1] = dropped[i + 1] ? minus.y : dp[i + 1];
+    }
+  }
+  __device__ void drop_weights(float (&s)[32], std::uint32_t tile) const {
+    const PairBits dropped = bits_of(tile + kDroppedAt<C>);
+#pragma unroll
+    for (int i = 0; i < 32; ++i) s[i] = dropped[i] ? 0 : s[i];
+  }
+  // dP - delta of rows of one value, of a tile that is not whole.
+  __device__ void keep_one_values(float (&dp)[32], std::uint32_t of_rows) const {
     if (kOfKeys ? load4(of_rows + kOneValueAt) != 0 : dp_factor[0] == 0 || dp_factor[1] == 0) {
 #pragma unroll
       for (int i = 0; i < 32; ++i) {
@@ -118,6 +163,9 @@ struct BackwardMath {
         if (factor == 0) dp[i] = kOfKeys ? load4(of_rows + kMinusDeltaAt + 4 * other_of(i)) : minus_delta[i / 2 % 2];
       }
     }
+  }
+  // P and dP - delta of pairs that are hidden, of a tile that is not whole.
+  __device__ void hide(float (&s)[32], float (&dp)[32], int n) const {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       std::uint32_t number = first + own_of(2 * h);
@@ -147,7 +195,11 @@ struct BackwardMath {
     float s[32] = {}, dp[32];
     OtherLse other_lse;  // loaded first where that can be: loads wait for the products that were started before them
     if constexpr (!C::kOverlaps) load_lse(other_lse, of_rows);
-    load_minus_delta(dp, of_rows);
+#pragma unroll
+    for (int i = 0; i < 32; i += 2) {  // what dP is added to
+      const float2 pair = load_minus_delta(i, of_rows);
+      dp[i] = pair.x, dp[i + 1] = pair.y;
+    }
     if (adds_last) add_products(n - 1);
     pin(s);
     wgmma_fence();
@@ -157,23 +209,44 @@ struct BackwardMath {
     multiply(dp, 1, tile, true);
     pass_turn(n);
     if constexpr (C::kOverlaps) load_lse(other_lse, of_rows);
-    wgmma_wait<1>();
-    pin(s);
-    if (adds_last) ring.release(passed + n - 1);
-    weigh(s, other_lse);
-    if (n < whole.first || n >= whole.last) {  // here: without a branch, ptxas would wait for dP amid the exponentials
+    const bool is_whole = n >= whole.first && n < whole.last;
+    if constexpr (C::kScores) {
+      finish_products();
+      pin(s), pin(dp);
+      if (!is_whole) keep_one_values(dp, of_rows);
+      if (drops()) drop_values(dp, tile);
+      change_scores(s, dp, tile);
+      weigh(s, 1, other_lse);
+      if (score().mask) hide_masked(s, tile);
+      if (!is_whole) hide(s, dp, n);
+    } else {
+      wgmma_wait<1>();
+      pin(s);
+      if (adds_last) ring.release(passed + n - 1);
+      weigh(s, score().scale_log2, other_lse);
+      if constexpr (C::kModified) {
+        if (score().mask) hide_masked(s, tile);
+      }
+      if (!is_whole) {  // here: without a branch, ptxas would wait for dP amid the exponentials
+        finish_products();
+        pin(dp);
+        keep_one_values(dp, of_rows);
+        if (C::kModified && drops()) drop_values(dp, tile);
+        hide(s, dp, n);
+      }
       finish_products();
       pin(dp);
-      hide(s, dp, n, of_rows);
+      if (C::kModified && drops() && is_whole) drop_values(dp, tile);
     }
-    finish_products();
-    pin(dp);
 #pragma unroll
     for (int i = 0; i < 32; ++i) dp[i] *= s[i];
+    if constexpr (C::kModified && kOfKeys) {
+      if (drops()) drop_weights(s, tile);
+    }
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
       derivatives[i] = pack<T>(dp[2 * i], dp[2 * i + 1]);
-      if constexpr (kOfKeys) weights[i] = pack<T>(s[2 * i], s[2 * i + 1]);
+      if constexpr (kOfKeys) weights[i] = pack<T>(s[2 * i] * kWeightScale, s[2 * i + 1] * kWeightScale);
     }
   }
   __device__ __forceinline__ void finish_products() {
@@ -307,7 +380,7 @@ struct BackwardMath {
     GradientRows<C> rows{block, first};
     if constexpr (kOfKeys) {
       rows.put(p.grad_k, sums, p.scale, static_cast<int>(p.d));
-      rows.put(p.grad_v, value_sums, 1, static_cast<int>(p.dv));
+      rows.put(p.grad_v, value_sums, 1 / kWeightScale, static_cast<int>(p.dv));
     } else {
       rows.put(p.grad_q, sums, p.scale, static_cast<int>(p.d));
     }
@@ -320,7 +393,7 @@ template <class C>
 __device__ void differentiate_tiles(const BackwardBlock<C>& block, std::uint32_t barriers, std::uint32_t data) {
   if (block.own >= block.store_end()) return;
   const Ring<C::kStages> ring{barriers, data + 2 * C::kOwnBytes, C::kPlaceBytes};
-  const std::uint32_t own_full = barriers + 16 * C::kStages;
+  const std::uint32_t own_full = barriers + 16 * kMaxBackwardStages;
   if (threadIdx.x < 128) {
     registers_decrease<C::kLoadRegisters>();
     const BackwardLoads<C> loads{block, ring, data, own_full};
@@ -328,7 +401,7 @@ __device__ void differentiate_tiles(const BackwardBlock<C>& block, std::uint32_t
     if (block.tiles == 0) {
     } else if (!C::kKeepsDs && !block.params.tma) {
       loads.by_threads();
-    } else if (threadIdx.x == 0) {
+    } else {
       loads.by_tma();
     }
   } else {
@@ -344,17 +417,17 @@ __device__ void differentiate_tiles(const BackwardBlock<C>& block, std::uint32_t
 
 // A thread block's shared memory but for the tiles, and its start.
 struct BackwardStart {
-  static constexpr int kStages = 4;
   std::uint32_t barriers, data;
 
-  __device__ BackwardStart(const BackwardParams& params, std::uint64_t (&memory)[2 * kStages + 1],
-                           const std::uint8_t* tiles)
+  // `writers`: threads that arrive when a place of the ring is full, beside what loads its tile.
+  __device__ BackwardStart(const BackwardParams& params, std::uint64_t (&memory)[2 * kMaxBackwardStages + 1],
+                           const std::uint8_t* tiles, int writers)
       : barriers(shared_address(memory)), data((shared_address(tiles) + 1023) / 1024 * 1024) {  // the swizzle's unit
     pin(data);
     if (threadIdx.x == 0) {
-      const int writers = params.tma ? 1 : 128;
-      Ring<kStages>{barriers}.init(writers, 8);
-      barrier_init(barriers + 16 * kStages, writers);
+      const int loaders = params.tma ? 1 : 128;
+      Ring<kMaxBackwardStages>{barriers}.init(loaders + writers, 8);
+      barrier_init(barriers + 16 * kMaxBackwardStages, loaders);
       if (params.tma)
         for (const CUtensorMap* map : {&params.q, &params.k, &params.v, &params.dout}) prefetch_map(map);
       fence_barrier_init();
@@ -368,8 +441,8 @@ struct BackwardStart {
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, 1) attention_backward(const __grid_constant__ BackwardParams params) {
   extern __shared__ std::uint8_t shared[];
-  __shared__ std::uint64_t barriers[2 * C::kStages + 1];
-  const BackwardStart start(params, barriers, shared);
+  __shared__ std::uint64_t barriers[2 * kMaxBackwardStages + 1];
+  const BackwardStart start(params, barriers, shared, C::kModified ? 128 : 0);
   differentiate_tiles(BackwardBlock<C>(params), start.barriers, start.data);
 }
 

@@ -87,8 +87,8 @@ std::size_t naive_workspace(const AttentionParams& params);
 cudaError_t launch_attention_naive(const AttentionParams& params, float* workspace, cudaStream_t stream);
 
 // attention_backward: q, k, v and dout of one 16-bit type on Hopper's tensor cores (sm_90a), of dense and ragged
-// sequences, without modifiers of scores. attention_backward_naive: everything but gathered keys, pair by pair, in sums
-// of fp64; what has no finite gradients in tiles is computed by it again.
+// sequences, and no gradients of biases and slopes. attention_backward_naive: everything but gathered keys, pair by
+// pair, in sums of fp64; what has no finite gradients in tiles is computed by it again.
 inline constexpr std::int64_t kBackwardMaxHeadDim = 128;
 inline constexpr KernelFacts kAttentionBackwardNaiveFacts = {.operation = Operation::attention_backward,
                                                              .phase = Phase::naive,

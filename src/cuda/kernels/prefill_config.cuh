@@ -74,6 +74,7 @@ struct PrefillParams : TileGrid {
   bool combines_in_cluster;  // kSplit: the splits of a kv head are a cluster, which combines their partial results
   float inner, outer;        // factors of scores, before and after modifiers; a negative scale's sign goes to Q
   bool q_vector, kv_vector;  // rows are aligned to 16 bytes, and contiguous
+  bool mask_pairs, bias_pairs;  // two neighbouring keys are one aligned word
   Divisor page_size;
   int box;                    // keys of a tensor map's box
   std::uint32_t code_offset;  // of codes: Codes::offset

@@ -13,7 +13,7 @@ struct PrefillConfig {
   int block_k = 128;             // keys of a block
   int math_warpgroups = 2;       // each has 64 rows of the tile
   bool tma = false;              // TMA loads K and V; else the threads of the first warpgroup do
-  bool modified = false;         // scores need more than a scale
+  bool modified = false;         // scores need more than a scale, or weights are dropped
   bool split_kv = false;         // few rows, over splits of their keys (attention_decode_m64)
   bool quantized = false;        // K and V are codes, which become elements on their way to shared memory
   bool dense = false;            // sequences of one length, whose results TMA stores

@@ -239,6 +239,11 @@ inline PrefillParams params_of(const AttentionParams& p) {
   params.inner = last ? 1 : scale, params.outer = last ? scale : 1;
   params.q_vector = p.score.scale_log2 >= 0 && is_vector(p.q, p.q_stride, 2);
   params.kv_vector = is_vector(p.k, p.k_stride, 2) && is_vector(p.v, p.v_stride, 2);
+  const auto in_pairs = [&](const void* data, const Strides& s, std::int64_t size) {
+    return s.d == 1 && (s.b | s.h | s.s) % 2 == 0 && reinterpret_cast<std::uintptr_t>(data) % (2 * size) == 0;
+  };
+  params.mask_pairs = in_pairs(p.score.mask, p.score.mask_stride, 1);
+  params.bias_pairs = in_pairs(p.score.bias, p.score.bias_stride, p.score.bias_type == DType::f32 ? 4 : 2);
   params.out_vector = is_vector(p.out, p.out_stride, p.out_type == DType::f32 ? 4 : 2);
   params.page_size = Divisor(p.page_size);
   return params;
@@ -273,6 +278,9 @@ bool make_maps(PrefillParams& params) {
                                     C::kStoresByProducer ? kGroupRows : kGroupRows / 4, C::kPanel);
   return true;
 }
+
+// A kernel for scores with modifiers: of attention_prefill_modified.cu.
+cudaError_t launch_prefill_modified(PrefillParams& params, const PrefillConfig& config, cudaStream_t stream);
 
 // Launches a kernel; or, where TMA cannot describe the call's rows, one that does without.
 template <PrefillConfig kConfig>

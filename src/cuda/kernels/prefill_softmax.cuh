@@ -4,6 +4,7 @@
 
 #include "cuda/hopper/fragment.cuh"
 #include "cuda/kernels/prefill_load.cuh"
+#include "cuda/kernels/prefill_modifiers.cuh"
 #include "cuda/tile/fallback_rows.cuh"
 
 namespace rapt::cuda {
@@ -45,6 +46,7 @@ struct OnlineSoftmax : SoftmaxState<C> {
 
   const PrefillParams& params;
   std::uint32_t weights[kScores / 2] = {};  // of the block before the one in s, as operand A
+  [[maybe_unused]] std::uint32_t dropped;   // a bit for each score in s: its weight is dropped
   [[maybe_unused]] float row_factor[2];     // each row's factor on scores, where kScalesRows
   int all_from, all_to;  // keys [all_from, all_to) are seen by all of the warp's rows, counted from the tile's first
 
@@ -73,17 +75,11 @@ struct OnlineSoftmax : SoftmaxState<C> {
       }
     }
     if constexpr (C::kModified) {
-      for_each_four(s, [&](int j, float(&four)[4]) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int at = key + j + column + i % 2;
-          const auto& r = tile.of(params, row(i / 2));
-          four[i] = at < r.first || at >= r.last
-                        ? -kInfinity
-                        : finish_score(params.p.score, {tile.b, r.q_head, r.token, tile.key + at}, r.nearest,
-                                       four[i] * inner_of(r));
-        }
-      });
+      const float inner[2] = {inner_of(tile.of(params, row(0))), inner_of(tile.of(params, row(1)))};
+      const BlockModifiers<C> modifiers(params, tile, row(0), key + column);
+      modifiers.finish(s, inner);
+      if (params.p.score.dropout.given) dropped = modifiers.dropped();
+      if (key < all_from || key + C::kKeys > all_to) mask_scores<kScores>(s, tile, key);
     } else if (key < all_from || key + C::kKeys > all_to) {
       if constexpr (kSkipsMaskedHalf) {
         if (__reduce_max_sync(~0u, tile.of(params, warp_row + lane % 16).last) <= key + C::kKeys / 2) {
@@ -176,6 +172,7 @@ struct OnlineSoftmax : SoftmaxState<C> {
           if (r.lse >= 0 && lane % 4 == 0) p.lse[r.lse] = lse_of(row_max[h] - C::kShift, row_sum[h], r.alibi_shift);
         }
         output_scale[h] = row_sum[h] == 0 ? 0.f : __fdividef(1, row_sum[h]);
+        if (C::kModified && p.score.dropout.given) output_scale[h] *= p.score.dropout.scale;
       }
     }
   }
@@ -285,7 +282,7 @@ struct OnlineSoftmax : SoftmaxState<C> {
       for (int n = i; n < i + 4; n += 2) weights[n / 2] = pack<typename C::Element>(s[n], s[n + 1]);
     };
     // Weights are packed kLater scores later: after await_values() where the previous weights are still in use.
-    constexpr int kHalf = kCount / 2, kLater = C::kWarpSpecialized ? kHalf : 4;
+    constexpr int kHalf = kCount / 2, kLater = C::kModified ? kCount : C::kWarpSpecialized ? kHalf : 4;
 #pragma unroll
     for (int i = 0; i < kCount; i += 4) {
       if (i == kHalf) await_values();
@@ -296,6 +293,13 @@ struct OnlineSoftmax : SoftmaxState<C> {
       pin(sum);  // or the compiler separates exponentials from additions
     }
     add(kCount - 4);
+    if constexpr (C::kModified) {  // the sums are of all weights
+      if (params.p.score.dropout.given) {
+#pragma unroll
+        for (int i = 0; i < kCount; ++i)
+          if (dropped >> i & 1) s[i] = 0;
+      }
+    }
 #pragma unroll
     for (int i = kCount - kLater; i < kCount; i += 4) pack_four(i);
 #pragma unroll

@@ -203,7 +203,7 @@ __device__ __noinline__ void recompute_rows(const AttentionParams& p, int b, int
           }
         }
       }
-      float weight[kRows];
+      float weight[kRows], of_value[kRows];  // before and after dropout
       double rescale[kRows];
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
@@ -215,7 +215,11 @@ __device__ __noinline__ void recompute_rows(const AttentionParams& p, int b, int
         const float before = row_max[i];
         row_max[i] = next_row_max(before, over_lanes(score, Max()));
         rescale[i] = rescale_factor(before, row_max[i]);
-        weight[i] = weight_of(score, shift_of(row_max[i]));
+        weight[i] = of_value[i] = weight_of(score, shift_of(row_max[i]));
+        if constexpr (kModified) {
+          const Row row = row_of(head, number[i]);
+          if (is_dropped(p.score, {b, row.q_head, row.token, base + lane_key})) of_value[i] = -0.f;  // as if hidden
+        }
       }
       float sum[kRows][kColumns][2] = {};
 #pragma unroll 1
@@ -226,7 +230,7 @@ __device__ __noinline__ void recompute_rows(const AttentionParams& p, int b, int
         for (int key = 0; key < kKeys; ++key)
 #pragma unroll
           for (int i = 0; i < kRows; ++i) {
-            const float of_key = __shfl_sync(~0u, weight[i], n + key);
+            const float of_key = __shfl_sync(~0u, of_value[i], n + key);
             if (is_hidden(of_key)) continue;
 #pragma unroll
             for (int pair = 0; pair < kColumns; ++pair)
@@ -255,7 +259,7 @@ __device__ __noinline__ void recompute_rows(const AttentionParams& p, int b, int
       const Row row = row_of(head, number[i]);
       const auto all = static_cast<float>(over_lanes(row_sum[i], Sum()));
       const FinalizedRow f = finalize_row(row_max[i], all, sink_of(head, row), alibi_shift_log2(head, row));
-      const float output_scale = 1 / f.sum;
+      const float output_scale = (kModified && p.score.dropout.given ? p.score.dropout.scale : 1) / f.sum;
       const std::int64_t out = row_at(p.out_stride, head, row);
 #pragma unroll
       for (int pair = 0; pair < kColumns; ++pair)

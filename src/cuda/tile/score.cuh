@@ -58,6 +58,16 @@ static __device__ __noinline__ float finish_score(const Head& head, const Row& r
   return finish_score(head.p.score, {head.b, row.q_head, row.token, j}, row.nearest(head), x);
 }
 
+// A bias in the log2 domain. Only -inf hides keys: the largest finite values stay finite.
+__device__ inline float scaled_bias(float bias) {
+  const float scaled = bias * kLog2e;
+  return fabsf(scaled) > kMaxFloat && fabsf(bias) < kInfinity ? copysignf(kMaxFloat, bias) : scaled;
+}
+// Score x of a key with this bias, as finish_score() rounds it. A NaN under -inf does not stay.
+__device__ inline float with_bias(float x, float bias) {
+  return bias == -kInfinity ? bias : __fadd_rn(x, scaled_bias(bias));
+}
+
 // A query head's sink in the log2 domain; -inf: none.
 __device__ inline float sink_of(const ScoreParams& s, std::int64_t q_head) {
   return s.sinks ? load(s.sinks, s.sinks_type, q_head * s.sinks_stride) * kLog2e : -kInfinity;

@@ -100,8 +100,11 @@ constexpr AttentionKernel decode(const char* name, const char* arithmetic, DType
 // Codes become elements of the queries' type. A key's scale multiplies its scores, and a value's its weights, which
 // fp16 has no range for.
 template <DType kType>
-std::string_view refuse_prefill_cache(const AttentionProblem& p) {
+std::string_view refuse_prefill_problem(const AttentionProblem& p) {
+  // Of ragged sequences, attention_decode does those with few rows.
+  if (p.dropout != 0 && (p.ragged_q >= 0 || !has_positions(p))) return "takes dropout in dense sequences only";
   if ((set_of(p.kv_dtype) & kQuantizedTypes) == 0) return "";
+  if (p.dropout != 0) return "takes no dropout over quantised keys";
   if (p.zeros || p.k_groups > 1 || p.v_groups > 1) return "takes scales of whole rows, without zeros";
   return kType == DType::f16 && p.v_groups > 0 ? "takes no scales of values, which fp16 may lack the range for" : "";
 }
@@ -114,13 +117,14 @@ constexpr AttentionKernel prefill(const char* name, const char* arithmetic) {
                     .phase = Phase::prefill,
                     .arithmetic = arithmetic,
                     .dtypes = set_of(kType) | kQuantizedTypes,
+                    .dropout = true,
                     .max_head_dim = kPrefillMaxHeadDim},
           .refuse = [](const AttentionParams& a) -> std::string_view {
             return prefill_can_count(a) && splits_can_be_counted(a)
                        ? ""
                        : "takes fewer than 2^30 rows and keys, and splits of few rows";
           },
-          .refuse_problem = refuse_prefill_cache<kType>,
+          .refuse_problem = refuse_prefill_problem<kType>,
           .f8_queries = f8_queries_of(kType),
           .workspace = [](const AttentionParams& a) { return a.total_q < 0 ? 0 : decode_workspace(a); },
           .work_items = simt_tiles,

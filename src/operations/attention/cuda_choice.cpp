@@ -76,7 +76,7 @@ AttentionShape shape_of(const AttentionParams& p) {
           .sees_left_end = p.score.left == kOpen,
           .sees_right_end = p.score.right == kOpen,
           // Without a scale, masked scores would be -inf * 0.
-          .modified = has_modifiers(p.score) || p.score.scale_log2 == 0};
+          .modified = has_modifiers(p.score) || p.score.dropout.given || p.score.scale_log2 == 0};
 }
 
 AttentionShape shape_of(const AttentionProblem& problem) {
@@ -96,16 +96,16 @@ AttentionShape shape_of(const AttentionProblem& problem) {
           .paged = !(AttentionFeatures::of(p) & AttentionFeatures::consecutive),
           .sees_left_end = p.window_left < 0,
           .sees_right_end = !p.causal && p.window_right < 0,
-          .modified = has_modifiers(p) || (p.has_scale && p.scale == 0)};
+          .modified = has_modifiers(p) || p.dropout != 0 || (p.has_scale && p.scale == 0)};
 }
 
 PrefillConfig prefill_config(const AttentionShape& s, int multiprocessors) {
   const std::int64_t columns = std::max(s.d, s.dv);
   PrefillConfig c{.element = element_of(s), .modified = s.modified, .quantized = s.quantized()};
   c.head_dim = c.columns = columns <= 64 ? 64 : columns <= 128 ? 128 : columns <= 192 ? 192 : 256;
-  c.block_k = c.head_dim > 128 ? 64 : 128;
+  c.block_k = c.head_dim > 128 || c.modified ? 64 : 128;  // registers must have room for the modifiers
+  c.tma = !c.quantized;
   if (c.quantized || c.modified) return c;
-  c.tma = true;
   const bool dense = s.equal_lengths && !s.paged && s.out_type == s.q_type;
   if (c.head_dim == 64) {
     constexpr std::int64_t kFewKeys = 80;  // image models' captions have 77

@@ -20,7 +20,7 @@ struct AttentionShape {
   bool paged;           // keys lie in pages or a ring
   bool sees_left_end;   // no window hides a row's first keys
   bool sees_right_end;  // neither causal nor a window hides a row's last keys
-  bool modified;        // scores need more than a scale
+  bool modified;        // scores need more than a scale, or weights are dropped
 
   std::int64_t rows() const { return sq * group; }  // of a sequence and kv head
   bool quantized() const { return (set_of(kv_type) & kFloatTypes) == 0; }

@@ -46,6 +46,7 @@ class TilesEntry final : public AttentionBackwardEntry {
                                 .phase = Phase::all,
                                 .arithmetic = arithmetic,
                                 .dtypes = set_of(type),
+                                .dropout = true,
                                 .max_head_dim = kBackwardMaxHeadDim,
                                 .max_value_head_dim = kBackwardMaxHeadDim},
                                support) {}
@@ -53,7 +54,7 @@ class TilesEntry final : public AttentionBackwardEntry {
  private:
   std::string_view refuse_scores(const AttentionBackwardProblem& p) const override {
     if (p.hq == 0) return "has no query heads";
-    return has_modifiers(p) ? "takes scores without modifiers" : "";
+    return p.dbias || p.dalibi ? "computes no gradients of biases and slopes" : "";
   }
   std::size_t workspace_bytes(const Problem& problem) const override { return bytes_of(problem, false); }
   std::size_t max_workspace_bytes(const Problem& largest, const Context::Impl&) const override {

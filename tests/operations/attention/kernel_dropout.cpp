@@ -27,6 +27,18 @@ AttentionProblem with_dropout(const std::string& text, DType dtype, float p) {
   return problem;
 }
 
+// Whether lse is that of the call without dropout: its bits on a CPU. On a GPU another kernel may compute that, whose
+// blocks of keys are others.
+bool is_lse(const std::string& entry, Case& with, Case& without) {
+  if (device_of(entry) == DeviceType::cpu) return same_bits(with.lse, without.lse);
+  bool alike = true;
+  for (std::int64_t i = 0; i < with.lse.size(); ++i) {
+    const auto a = static_cast<float>(with.lse.flat(i)), b = static_cast<float>(without.lse.flat(i));
+    alike &= a == b || std::abs(a - b) <= 1e-5f * (1 + std::abs(b));
+  }
+  return alike;
+}
+
 }  // namespace
 
 TEST_CASE("dropout meets its definition with every type and feature", "[kernel][numbers]") {
@@ -91,13 +103,13 @@ TEST_CASE("dropout of 0 is none, of 1 leaves zeros, and lse never changes", "[ke
       with.poison_outputs();
       run(half, entry);
       CHECK_FALSE(same_bits(without.out, with.out));
-      CHECK(same_bits(without.lse, with.lse));
+      CHECK(is_lse(entry, with, without));
       with.poison_outputs();
       run(all, entry);
       std::int64_t zeros = 0;
       for (std::int64_t i = 0; i < with.out.size(); ++i) zeros += with.out.flat(i) == 0;
       CHECK(zeros == with.out.size());
-      CHECK(same_bits(without.lse, with.lse));
+      CHECK(is_lse(entry, with, without));
     }
   }
 }
@@ -176,8 +188,10 @@ TEST_CASE("entries without dropout say so, and dispatch passes them over", "[ker
       problem.dropout = 0.1f;
       INFO(entry.name << ": " << problem.to_string());
       const bool vectors = entry.arithmetic == "f32" && entry.backend == "cpu";
-      CHECK(refusal().empty() == vectors);
-      if (!vectors) CHECK(refusal().find("takes no dropout") != std::string::npos);
+      const bool drops = vectors || entry.name.find("attention_prefill.bf16.cuda") == 0 ||
+                         entry.name.find("attention_prefill.f16.cuda") == 0;
+      CHECK((refusal().empty() == drops && entry.dropout == drops));
+      if (!drops) CHECK(refusal().find("takes no dropout") != std::string::npos);
     }
   }
   for (const DType dtype : kFloatTypes)
