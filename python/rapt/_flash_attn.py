@@ -234,8 +234,9 @@ def differentiates(
     """Whether rapt computes gradients of such a call."""
     if not q.is_cuda:
         return True
-    modifiers = {"alibi dalibi": alibi_slopes, "sinks dsinks": s_aux, "softcap=1": softcap or None, "dropout=0.5": dropout_p or None}
-    return _refusals.cuda_differentiates(q, v, modifiers)
+    slopes = _refusals.learnt(alibi_slopes)
+    modifiers = {"alibi": alibi_slopes, "dalibi": slopes, "sinks dsinks": s_aux, "softcap=1": softcap or None}
+    return dropout_p == 0 and _refusals.cuda_differentiates(q, v, modifiers)
 
 
 def attend(
@@ -255,7 +256,7 @@ def attend(
     grad = _refusals.needs_grad(*tensors)
     if grad and not differentiates(q, v, alibi_slopes, s_aux, softcap, dropout_p):
         got = f"tensors on {q.device}, and a call whose gradients no fast kernel computes there"
-        wanted = "bfloat16 or float16 and no alibi_slopes, softcap or dropout on Hopper, tensors on the cpu, or torch.no_grad()"
+        wanted = "bfloat16 or float16 and no dropout or gradient of alibi_slopes on Hopper, tensors on the cpu, or torch.no_grad()"
         raise NotImplementedError(f"{name}: got {got}; wanted {wanted}")
     seed = None if dropout_p == 0 else _seed.new_seed()
     inputs = (*tensors, scale, causal, *window, softcap, dropout_p, seed)

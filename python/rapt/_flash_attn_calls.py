@@ -213,7 +213,7 @@ def probabilities(tensors: tuple[Any, ...], given: Options, seed: Tensor | None,
         raise NotImplementedError(f"return_attn_probs: got {keys} keys with dropout; wanted at most {_refusals.MAX_HEAD_DIM}")
     with torch.no_grad():
         # Values that are rows of the identity make results that are the probabilities.
-        one_hot = torch.nn.functional.one_hot(place.long(), keys).to(q.dtype).unsqueeze(-2)
+        one_hot = torch.nn.functional.one_hot(place.to(q.device).long(), keys).to(q.dtype).unsqueeze(-2)
         one_hot = one_hot.expand(*k.shape[:-1], keys)
         made, _, _ = attend((q, k, one_hot, *tensors[3:]), *given._replace(dropout_p=0.0))
         if borders_q is not None:
@@ -221,6 +221,6 @@ def probabilities(tensors: tuple[Any, ...], given: Options, seed: Tensor | None,
             for i, (begin, end) in enumerate(pairwise(borders_q.tolist())):
                 padded[i, : end - begin] = made[begin:end]
             made = padded
-        kept = torch.from_numpy(rapt.dropout_mask(b, h, rows, keys, given.dropout_p, int(seed)))
+        kept = torch.from_numpy(rapt.dropout_mask(b, h, rows, keys, given.dropout_p, int(seed))).to(q.device)
         made = made.transpose(1, 2)
         return torch.where(kept, made, -made)

@@ -177,17 +177,18 @@ _flops.counted("attention_backward")(_flops.attention_backward(8))
 
 def forward_with_gradients(*inputs: Any) -> Tensor:
     """forward() of eager calls where a gradient is to be recorded."""
-    out: Tensor = _run(*inputs, None) if _differentiates(*inputs) else operator(*inputs)
+    out: Tensor = _run(*inputs, None) if differentiates(*inputs) else operator(*inputs)
     return out
 
 
-def _differentiates(*inputs: Any) -> bool:
+def differentiates(*inputs: Any) -> bool:
     """Whether rapt computes the gradients of such a call."""
     query, _, value, mask, bias, sinks, _, _, softcap, _, dropout_p = (*inputs, 0.0)[:11]
     if not query.is_cuda:
         return True
     sinks = None if sinks is None or sinks.dim() > 1 else sinks  # _gradients() adds those of rows
-    modifiers = {"mask=1": mask, "bias=1 dbias": bias, "sinks dsinks": sinks, "softcap=1": softcap, "dropout=0.5": dropout_p or None}
+    modifiers = {"mask=1": mask, "bias=1": bias, "dbias": _refusals.learnt(bias), "sinks dsinks": sinks, "softcap=1": softcap}
+    modifiers["dropout=0.5"] = dropout_p or None
     return _refusals.cuda_differentiates(query, value, modifiers)
 
 
@@ -215,7 +216,8 @@ def _differentiate_again(
 def _setup_again(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     *options, dropout_p, _ = inputs[6:]
     if dropout_p != 0:  # of fake tensors no kernel says it
-        raise ValueError(f"dropout_p: got {dropout_p} for tensors on {inputs[0].device}; wanted 0, or tensors on the cpu")
+        got = f"{dropout_p} for tensors on {inputs[0].device}, and a call whose gradients no fast kernel computes there"
+        raise ValueError(f"dropout_p: got {got}; wanted 0, or tensors on the cpu")
     ctx.save_for_backward(*inputs[:6])
     ctx.options = options
 
@@ -232,7 +234,7 @@ _run_again = _operator.autograd_of(_backward_again, _setup_again, "CUDA")
 
 
 def _otherwise(keyset: Any, *inputs: Any) -> Any:
-    return NotImplemented if _differentiates(*inputs) else _run_again(keyset, *inputs)
+    return NotImplemented if differentiates(*inputs) else _run_again(keyset, *inputs)
 
 
 _run, _ = register_gradients(_operator, _operator_with_lse, _backward_operator, 6, run, _gradients, otherwise=_otherwise)

@@ -156,7 +156,12 @@ def run(
 
 def number_of(seed: Tensor | None, call: int = 0) -> int | None:
     """Of one of the kernel's calls, each with a dropout mask of its own."""
-    return None if seed is None else int(seed) + call
+    if seed is None:
+        return None
+    if torch.cuda.is_current_stream_capturing():
+        got = "dropout in a CUDA graph, whose replays would all drop the same weights"
+        raise ValueError(f"dropout_p: got {got}; wanted no dropout, or PyTorch's")
+    return int(seed) + call
 
 
 def forward(*inputs: Any) -> Tensor:

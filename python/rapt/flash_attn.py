@@ -9,8 +9,8 @@ takes flash-attn 3's keywords where it supports them. Others raise an error that
 rapt also supports float32; head dimensions up to 8192, and values of another head dimension than keys; pages of any
 size; int64 lengths; gradients through softmax_lse, and of alibi_slopes and s_aux. The dropout mask is rapt's, with a
 seed from PyTorch's default generator. Results and gradients are always deterministic. On a GPU, if rapt has its
-GPU backend, there is no dropout, and inputs may require grad in bfloat16 and float16 on Hopper, with heads of up to
-128 columns, without alibi_slopes and softcap. Other calls with gradients raise NotImplementedError.
+GPU backend, inputs may require grad in bfloat16 and float16 on Hopper, with heads of up to 128 columns, without dropout.
+alibi_slopes may not. Other calls with gradients raise NotImplementedError. Dropout without gradients takes dense calls.
 """
 
 from __future__ import annotations

@@ -252,6 +252,31 @@ def test_gradients_by_rapt(dtype, run, sizes, options):
     check_gradients(got, torch.autograd.grad(grouped(*on_cpu, **options), on_cpu, grad.cpu()), dtype)
 
 
+@pytest.mark.parametrize("with_mask", [False, True])
+@BY_RAPT
+def test_dropout(dtype, with_mask):
+    """The weights that dropout_mask() says are dropped, in the result as in the gradients."""
+    q, k, v, dout = (torch.randn(2, 6, n, 64).cuda().to(dtype) for n in (70, 90, 90, 70))
+    mask = torch.rand(2, 1, 70, 90).cuda() > 0.3 if with_mask else None
+    options = {"mask": mask, "dropout_p": 0.25, "seed": 3}
+    out, lse = rapt.attention(q, k, v, return_lse=True, **options)
+    got = rapt.attention_backward(dout, q, k, v, out, lse, **options)[:3]
+    kept = torch.from_numpy(rapt.dropout_mask(2, 6, 70, 90, 0.25, 3)).cuda()
+    inputs = [t.double().requires_grad_() for t in (q, k, v)]
+    scores = inputs[0] @ inputs[1].transpose(-1, -2) / 8
+    weights = torch.softmax(scores if mask is None else scores.masked_fill(~mask, -torch.inf), -1)
+    wanted = (weights * kept / 0.75) @ inputs[2]
+    assert relative(out, wanted) < BOUNDS[dtype]
+    check_gradients(got, torch.autograd.grad(wanted, inputs, dout.double()), dtype)
+
+
+def test_dropout_in_a_graph():
+    x = torch.randn(1, 2, 64, 64, device="cuda", dtype=torch.bfloat16)
+    with mock.patch.object(torch.cuda, "is_current_stream_capturing", lambda: True):
+        with pytest.raises(ValueError, match="dropout_p: got dropout in a CUDA graph"):
+            operator(x, x, x, None, False, None, False, 0.5, torch.tensor(3))
+
+
 @BY_RAPT
 def test_gradients_of_sums_and_views(dtype):
     """A dout of stride 0, one that is not contiguous, and inputs that are views of one tensor."""
@@ -382,6 +407,26 @@ def test_attention_backward_like_the_cpu(dtype, arguments):
         check_gradients([a], [b], dtype)
 
 
+@pytest.mark.parametrize("with_sinks", [False, True])
+@pytest.mark.parametrize("name", ["bias", "mask"])
+@BY_RAPT
+def test_modifiers_smaller_than_a_sequence(dtype, name, with_sinks):
+    """Of lengths on a device: the rows and keys that a bias or mask has not are masked, in gradients too."""
+    q, k, v, dout = (torch.randn(250, h, 64).cuda().to(dtype) for h in (4, 2, 2, 4))
+    borders = torch.tensor([0, 150, 250], dtype=torch.int32).cuda()
+    small = torch.randn(4, 100, 90).cuda() if name == "bias" else torch.rand(4, 100, 90).cuda() > 0.3
+    whole = torch.full((4, 150, 150), -torch.inf, device="cuda") if name == "bias" else torch.zeros(4, 150, 150, device="cuda").bool()
+    whole[:, :100, :90] = small
+    sinks = torch.randn(4).cuda() if with_sinks else None
+    made = []
+    for modifier in (small, whole):
+        options = {"cu_seqlens_q": borders, "cu_seqlens_k": borders, name: modifier, "sinks": sinks}
+        out, lse = rapt.attention(q, k, v, return_lse=True, **options)
+        made.append([out, *rapt.attention_backward(dout, q, k, v, out, lse, **options)[:3]])
+    for got, wanted in zip(*made, strict=True):
+        assert relative(got, wanted) < 1e-3
+
+
 @BY_RAPT
 def test_flash_attn_gradients(dtype):
     """Dense and ragged. Rows of no sequence have gradients of 0."""
@@ -414,11 +459,11 @@ def test_flash_attn_gradients(dtype):
 
 @BY_RAPT
 def test_gradients_of_models(dtype):
-    """With sinks by rapt, which of rows are added to its gradients; with softcap by PyTorch's operators."""
+    """By rapt. Sinks of rows are added to its gradients."""
     pytest.importorskip("transformers")
     from rapt import _model_attention as hooks
 
-    for sinks, softcap, count in ((torch.randn(6), None, 1), (torch.randn(2, 6, 70, 1), None, 1), (None, 30.0, 0)):
+    for sinks, softcap, count in ((torch.randn(6), None, 1), (torch.randn(2, 6, 70, 1), None, 1), (None, 30.0, 1)):
         sinks = sinks if sinks is None else sinks.cuda().requires_grad_()
         options = (None, None, sinks, True, 30, softcap, 0.3, 0.0, None)
         inputs = learnt(dtype)

@@ -88,8 +88,8 @@ def backward(name, dtypes, largest, phase="all", takes=()):
     return entry("", dtypes, largest, largest, phase, "attention_backward") | {"name": name, "takes": takes}
 
 
-TILES = backward("tiles", ["bf16", "f16"], 128, takes={"sinks", "dsinks"})
 EVERYTHING = {"mask", "bias", "dbias", "alibi", "dalibi", "softcap", "sinks", "dsinks", "dropout"}
+TILES = backward("tiles", ["bf16", "f16"], 128, takes=EVERYTHING - {"dbias", "dalibi"})
 PAIR_BY_PAIR = backward("pair by pair", ["f32", "bf16", "f16"], 8192, "naive", EVERYTHING)
 
 
@@ -123,7 +123,7 @@ def on_gpu(*shape, dtype=torch.bfloat16):
         return torch.empty(*shape, dtype=dtype, device="cuda").requires_grad_(dtype is not torch.bool)
 
 
-MASK, BIAS = on_gpu(9, 9, dtype=torch.bool), on_gpu(9, 9)
+MASK, BIAS, FIXED_BIAS = on_gpu(9, 9, dtype=torch.bool), on_gpu(9, 9), on_gpu(9, 9).detach()
 SINKS, ROW_SINKS = on_gpu(4), on_gpu(2, 4, 9, 1)
 GRADIENTS = [
     ("sdpa", {}, True),
@@ -137,16 +137,19 @@ GRADIENTS = [
     ("sdpa", {"mask": MASK}, False),
     ("sdpa", {"mask": BIAS}, False),
     ("models", {}, True),
-    ("models", {"mask": MASK}, False),
+    ("models", {"mask": MASK}, True),
     ("models", {"bias": BIAS}, False),
+    ("models", {"bias": FIXED_BIAS}, True),
     ("models", {"sinks": SINKS}, True),
     ("models", {"sinks": ROW_SINKS}, True),
-    ("models", {"softcap": 30.0}, False),
-    ("models", {"dropout": 0.1}, False),
+    ("models", {"softcap": 30.0}, True),
+    ("models", {"dropout": 0.1}, True),
     ("flash", {}, True),
     ("flash", {"sinks": SINKS}, True),
     ("flash", {"alibi": SINKS}, False),
-    ("flash", {"softcap": 30.0}, False),
+    ("flash", {"alibi": SINKS.detach()}, True),
+    ("flash", {"softcap": 30.0}, True),
+    ("flash", {"dropout": 0.1}, False),
     ("flash", {"dtype": torch.float32}, False),
 ]
 
@@ -154,10 +157,11 @@ GRADIENTS = [
 def differentiates(function, d=64, dv=0, dtype=torch.bfloat16, heads=4, mask=None, bias=None, sinks=None, alibi=None, softcap=None, dropout=0.0):
     q, v = on_gpu(2, heads, 9, d, dtype=dtype), on_gpu(2, 4, 9, dv or d, dtype=dtype)
     if function == "sdpa":
-        assert bool(rapt._refusals.gradient_refusal(q, q, v, mask)) != rapt._refusals.differentiates(q, v, mask)
-        return rapt._refusals.differentiates(q, v, mask)
+        by_rapt = rapt._refusals.differentiates(q, v, mask)
+        assert bool(rapt._refusals.gradient_refusal(q, q, v, mask)) != by_rapt
+        return by_rapt
     if function == "models":
-        return rapt._model_attention._differentiates(q, q, v, mask, bias, sinks, True, -1, softcap, 0.25, dropout)
+        return rapt._model_attention.differentiates(q, q, v, mask, bias, sinks, True, -1, softcap, 0.25, dropout)
     return rapt._flash_attn.differentiates(q, v, alibi, sinks, softcap or 0.0, dropout)
 
 
