@@ -158,7 +158,7 @@ def number_of(seed: Tensor | None, call: int = 0) -> int | None:
     """Of one of the kernel's calls, each with a dropout mask of its own."""
     if seed is None:
         return None
-    if torch.cuda.is_current_stream_capturing():
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
         got = "dropout in a CUDA graph, whose replays would all drop the same weights"
         raise ValueError(f"dropout_p: got {got}; wanted no dropout, or PyTorch's")
     return int(seed) + call
